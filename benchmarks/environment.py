@@ -31,7 +31,7 @@ def peer_python(name: str, requirements: Sequence[str]) -> Path:
     wanted = hashlib.sha256("\n".join(requirements).encode()).hexdigest()
     if python.exists() and stamp.exists() and stamp.read_text(encoding="ascii") == wanted:
         return python
-    print(f"making {home.relative_to(ROOT)} with {', '.join(requirements)} (once; this can take minutes)", file=sys.stderr)
+    print(f"making .bench/{name} with {', '.join(requirements)} (once; this can take minutes)", file=sys.stderr)
     shutil.rmtree(home, ignore_errors=True)
     ENVIRONMENTS.mkdir(exist_ok=True)
     _run([sys.executable, "-m", "venv", str(home)], name)
@@ -45,6 +45,6 @@ def _run(command: list[str], name: str) -> None:
     if done.returncode != 0:
         tail = "\n".join(done.stderr.strip().splitlines()[-5:])
         raise PeerEnvironmentError(
-            f"The environment .bench/{name} could not be made: `{' '.join(command)}` ended with code {done.returncode}.\n"
+            f"The environment .bench/{name} could not be made: `{' '.join(command)}` ended with {done.returncode}.\n"
             f"{tail}\nCheck that the package index is reachable, then run the benchmark again."
         )
