@@ -1,0 +1,111 @@
+"""The update G on its way down: 16-bit linear values with one scale, and a model that stays bit-identical everywhere.
+
+Server and silos apply the same dequantized float32 values with one multiplication and one subtraction each, which IEEE
+arithmetic rounds alike on every machine. What rounding leaves over stays with the server, who adds it next time (the
+error memory of section 3.2, in the other direction).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedrep.errors import InvalidInputError, NonFiniteError
+from fedrep.sparsify import ascending
+
+_LARGEST_LEVEL = 32767
+_FLOAT32 = np.finfo(np.float32)
+# Every product of an int16 level with this scale is still a finite float32.
+_LARGEST_SCALE = np.nextafter(np.float32(_FLOAT32.max / 32768), np.float32(0))
+
+
+@dataclass(frozen=True)
+class Downlink:
+    """`levels` and `scale` travel; `values` is what every receiver makes of them; `residual` stays with the server."""
+
+    levels: NDArray[Any]
+    scale: np.float32
+    values: NDArray[np.float32]
+    residual: NDArray[np.float32]
+
+
+def encode_update(values: ArrayLike, residual_on_I: ArrayLike, bits: int = 16) -> Downlink:
+    """Code the update plus the residual of earlier rounds; bits is 16 (linear) or 32 (plain float32)."""
+    if bits not in (16, 32):
+        raise InvalidInputError(f"The update travels with 16 or 32 bits per value, not {bits}.")
+    fresh = np.asarray(values, dtype=np.float64)
+    carried = np.asarray(residual_on_I, dtype=np.float64)
+    if fresh.ndim != 1 or fresh.shape != carried.shape:
+        raise InvalidInputError(
+            f"The update has shape {fresh.shape} and its residual {carried.shape}; both are one vector."
+        )
+    _require_finite(fresh, "The update")
+    _require_finite(carried, "The downlink residual")
+    wanted = np.clip(fresh + carried, -float(_FLOAT32.max), float(_FLOAT32.max))
+    levels, scale = _linear(wanted) if bits == 16 else _plain(wanted)
+    received = decode_update(levels, scale)
+    left = np.subtract(wanted, received, out=wanted)
+    return Downlink(levels, scale, received, left.astype(np.float32))
+
+
+def decode_update(levels: NDArray[Any], scale: float | np.float32) -> NDArray[np.float32]:
+    """The values that the levels stand for: one float32 multiplication each."""
+    given = np.asarray(levels)
+    factor = np.float32(scale)
+    if given.ndim != 1 or given.dtype not in (np.int16, np.float32):
+        raise InvalidInputError(f"An update holds one vector of int16 or float32 levels, not {given.dtype}.")
+    if given.dtype == np.float32:
+        if factor != np.float32(1):
+            raise InvalidInputError(f"An update of 32-bit values has the scale 1, not {factor}.")
+        _require_finite(given, "The update")
+        return given.astype(np.float32)
+    if not 0.0 <= factor <= _LARGEST_SCALE:
+        raise InvalidInputError(
+            f"The scale of an update lies between 0 and {_LARGEST_SCALE}, but this one is {factor}."
+        )
+    return np.multiply(given.astype(np.float32), factor)
+
+
+def apply_update(model: NDArray[np.float32], indices: ArrayLike, values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The next model, w - G; the given one is left as it is."""
+    if model.dtype != np.float32 or values.dtype != np.float32:
+        raise InvalidInputError(f"Model and update are float32 vectors, not {model.dtype} and {values.dtype}.")
+    where = ascending(indices, model.size)
+    if values.shape != where.shape:
+        raise InvalidInputError(f"{where.size} coordinates need as many values, but the update has {values.size}.")
+    with np.errstate(over="ignore", invalid="ignore"):
+        changed = model[where] - values
+    if not np.isfinite(changed).all():
+        first = int(where[np.argmin(np.isfinite(changed))])
+        raise NonFiniteError(
+            f"Applying the update makes parameter {first} of the model infinite or NaN; it is not applied."
+        )
+    following = model.copy()
+    following[where] = changed
+    return following
+
+
+def _linear(wanted: NDArray[np.float64]) -> tuple[NDArray[np.int16], np.float32]:
+    peak = max(float(wanted.max()), -float(wanted.min())) if wanted.size else 0.0
+    scale = min(np.float32(peak / _LARGEST_LEVEL), _LARGEST_SCALE)
+    # A subnormal scale may be flushed to zero on some machines and not on others: send zeros, keep all in the residual.
+    if scale < _FLOAT32.smallest_normal:
+        return np.zeros(wanted.size, dtype=np.int16), np.float32(0)
+    levels = np.rint(wanted / float(scale))
+    return np.clip(levels, -_LARGEST_LEVEL, _LARGEST_LEVEL, out=levels).astype(np.int16), scale
+
+
+def _plain(wanted: NDArray[np.float64]) -> tuple[NDArray[np.float32], np.float32]:
+    levels = wanted.astype(np.float32)
+    levels[np.abs(wanted) < _FLOAT32.smallest_normal] = 0.0
+    return levels, np.float32(1)
+
+
+def _require_finite(vector: NDArray[Any], what: str) -> None:
+    finite = np.isfinite(vector)
+    if not finite.all():
+        first = int(np.argmin(finite))
+        raise NonFiniteError(f"{what} holds {vector[first]} at position {first}; every entry must be finite.")

@@ -1,0 +1,213 @@
+"""Real values to ring integers and back: the random quantization that section 3.3 leaves to a footnote.
+
+A silo clips to [-R, R], rounds stochastically to the levels -L..L with L = 2^(q-1) - 1, and sends two's complement
+modulo 2^B. q leaves room for the sum over the largest buffer plus one guard bit, so an honest sum never wraps, and a
+sum outside +-survivors * L proves that somebody sent what no honest silo could have.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrep.errors import InvalidInputError, NonFiniteError
+
+RING_BITS: Final = (8, 16, 32)
+SMALLEST_VALUE_BITS: Final = 4
+
+# Work in tiles that stay in the cache: memory beyond input and output does not grow with d.
+_TILE = 1 << 16
+# Outside these the step or its inverse would leave float32's normal numbers.
+_SMALLEST_RANGE = 1e-25
+_LARGEST_RANGE = 1e25
+
+_UNSIGNED: Final[dict[int, np.dtype[Any]]] = {8: np.dtype(np.uint8), 16: np.dtype(np.uint16), 32: np.dtype(np.uint32)}
+_SIGNED: Final[dict[int, np.dtype[Any]]] = {8: np.dtype(np.int8), 16: np.dtype(np.int16), 32: np.dtype(np.int32)}
+
+
+@dataclass(frozen=True)
+class RingFormat:
+    """Z_2^B with q-bit values: what one coordinate of a masked vector is."""
+
+    ring_bits: int
+    value_bits: int
+
+    def __post_init__(self) -> None:
+        if self.ring_bits not in RING_BITS:
+            raise InvalidInputError(_unknown_ring(self.ring_bits))
+        if not 2 <= self.value_bits <= self.ring_bits:
+            raise InvalidInputError(
+                f"{self.value_bits} value bits do not fit a ring of {self.ring_bits} bits; "
+                f"choose between 2 and {self.ring_bits}."
+            )
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return _UNSIGNED[self.ring_bits]
+
+    @property
+    def signed_dtype(self) -> np.dtype[Any]:
+        return _SIGNED[self.ring_bits]
+
+    @property
+    def limit(self) -> int:
+        """L, the largest level a single silo may send."""
+        return (1 << (self.value_bits - 1)) - 1
+
+    @property
+    def largest_sum(self) -> int:
+        """The largest sum that two's complement modulo 2^B can tell from a negative one."""
+        return (1 << (self.ring_bits - 1)) - 1
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """`levels` go into the ring; `dequantized` is what they stand for, so the caller can keep the rest as residual."""
+
+    levels: NDArray[Any]
+    dequantized: NDArray[np.float32]
+    clip_rate: float
+
+
+def value_bits(ring_bits: int, largest_buffer: int) -> int:
+    """q = B - ceil(log2 n) - 1, where n is the largest buffer. May be too small to be useful: see check_bit_budget."""
+    if largest_buffer < 1:
+        raise InvalidInputError(f"A buffer holds at least one silo, not {largest_buffer}.")
+    return ring_bits - (largest_buffer - 1).bit_length() - 1
+
+
+def check_bit_budget(ring_bits: int, largest_buffer: int) -> list[str]:
+    """Everything that stops a run with this ring and this largest buffer, one sentence each; empty if nothing does."""
+    if ring_bits not in RING_BITS:
+        return [_unknown_ring(ring_bits)]
+    if largest_buffer < 1:
+        return [f"The largest buffer would hold {largest_buffer} silos; it needs at least one."]
+    left = value_bits(ring_bits, largest_buffer)
+    if left >= SMALLEST_VALUE_BITS:
+        return []
+    remedy = "use smaller buffers" if ring_bits == RING_BITS[-1] else "choose more ring bits or smaller buffers"
+    return [
+        f"A ring of {ring_bits} bits leaves {max(left, 0)} bits per value when {largest_buffer} silos share a buffer; "
+        f"at least {SMALLEST_VALUE_BITS} are needed: {remedy}."
+    ]
+
+
+def quantize(values: NDArray[Any], clip_range: float, ring: RingFormat, rng: np.random.Generator) -> Quantized:
+    """Clip, round stochastically (unbiased inside the range) and wrap into the ring."""
+    given = _vector_of_floats(values)
+    _check_range(clip_range)
+    levels = np.empty(given.size, dtype=ring.signed_dtype)
+    dequantized = np.empty(given.size, dtype=np.float32)
+    work = _working_dtype(ring)
+    step = _step(clip_range, ring, survivors=1)
+    clipped = 0
+    scaled, whole = np.empty(_TILE, dtype=work), np.empty(_TILE, dtype=work)
+    for start in range(0, given.size, _TILE):
+        tile = given[start : start + _TILE]
+        x, floor = scaled[: tile.size], whole[: tile.size]
+        peak = _peak(tile, start)
+        if peak > clip_range:
+            clipped += int(np.count_nonzero(np.abs(tile) > clip_range))
+            np.clip(tile, -clip_range, clip_range, out=x, casting="unsafe")
+            np.multiply(x, work.type(ring.limit / clip_range), out=x)
+        else:
+            np.multiply(tile, work.type(ring.limit / clip_range), out=x, casting="unsafe")
+        _round_stochastically(x, floor, rng)
+        if peak >= clip_range * (1 - 1e-6):
+            # The product may end a hair above L, from where it could be rounded up to L + 1.
+            np.clip(floor, -ring.limit, ring.limit, out=floor)
+        levels[start : start + tile.size] = floor
+        np.multiply(floor, step, out=dequantized[start : start + tile.size], casting="same_kind")
+    return Quantized(levels.view(ring.dtype), dequantized, clipped / given.size if given.size else 0.0)
+
+
+def open_mean(ring_sum: NDArray[Any], survivors: int, clip_range: float, ring: RingFormat) -> NDArray[np.float32]:
+    """The mean of the survivors' values, from the unmasked sum of their levels."""
+    if ring_sum.dtype != ring.dtype or ring_sum.ndim != 1:
+        raise InvalidInputError(
+            f"A sum in this ring is one vector of {ring.dtype}, not {ring_sum.ndim} dimensions of {ring_sum.dtype}."
+        )
+    _check_range(clip_range)
+    bound = survivors * ring.limit
+    if survivors < 1 or bound > ring.largest_sum:
+        raise InvalidInputError(
+            f"A ring of {ring.ring_bits} bits cannot hold the sum of {survivors} values of {ring.value_bits} bits each."
+        )
+    signed = ring_sum.view(ring.signed_dtype)
+    if signed.size and (int(signed.max()) > bound or int(signed.min()) < -bound):
+        raise InvalidInputError(
+            f"The opened sum leaves the range of {survivors} honest survivors (at most {bound} in magnitude); "
+            "a silo of this buffer sent values outside its range, so the buffer is discarded.",
+            reason="SUM_OUT_OF_RANGE",
+        )
+    mean = np.empty(signed.size, dtype=np.float32)
+    step = _step(clip_range, ring, survivors)
+    level = np.empty(_TILE, dtype=_working_dtype(ring))
+    for start in range(0, signed.size, _TILE):
+        tile = signed[start : start + _TILE]
+        exact = level[: tile.size]
+        exact[...] = tile
+        np.multiply(exact, step, out=mean[start : start + tile.size], casting="same_kind")
+    return mean
+
+
+def _working_dtype(ring: RingFormat) -> np.dtype[Any]:
+    # Sums of up to 16 bits are exact in float32; wider levels would lose their last bits, and with them unbiasedness.
+    return np.dtype(np.float32 if ring.ring_bits <= 16 else np.float64)
+
+
+def _step(clip_range: float, ring: RingFormat, survivors: int) -> Any:
+    """The value of one level. Both directions take it from here, so that they agree to the last bit."""
+    return _working_dtype(ring).type(clip_range / ring.limit / survivors)
+
+
+def _round_stochastically(x: NDArray[Any], floor: NDArray[Any], rng: np.random.Generator) -> None:
+    """Leave in `floor` the integer below x, plus one with probability equal to the fraction; x is used up."""
+    np.floor(x, out=floor)
+    np.subtract(x, floor, out=x)
+    floor += _uniform(x.size, x.dtype, rng) < x
+
+
+def _uniform(count: int, dtype: np.dtype[Any], rng: np.random.Generator) -> NDArray[Any]:
+    if dtype == np.float64:
+        return rng.random(count)
+    # Four draws from each 64 random bits, at the centres of 2^16 cells: the chance of rounding up is off by at most
+    # 2^-17, a bias far below one level, and drawing takes less than half the time.
+    bits = rng.integers(0, 1 << 64, size=-(-count // 4), dtype=np.uint64).view(np.uint16)[:count]
+    centres = bits.astype(np.float32)
+    centres += np.float32(0.5)
+    centres *= np.float32(2.0**-16)
+    return centres
+
+
+def _peak(tile: NDArray[Any], start: int) -> float:
+    with np.errstate(invalid="ignore"):
+        peak = max(float(tile.max()), -float(tile.min()))
+    if math.isfinite(peak):
+        return peak
+    first = int(np.argmin(np.isfinite(tile)))
+    raise NonFiniteError(f"The values to quantize hold {tile[first]} at index {start + first}; all must be finite.")
+
+
+def _check_range(clip_range: float) -> None:
+    if not _SMALLEST_RANGE <= clip_range <= _LARGEST_RANGE:
+        raise InvalidInputError(
+            f"The clip range is {clip_range}; it must lie between {_SMALLEST_RANGE:g} and {_LARGEST_RANGE:g}."
+        )
+
+
+def _vector_of_floats(values: NDArray[Any]) -> NDArray[Any]:
+    given = np.asarray(values)
+    if given.ndim != 1:
+        raise InvalidInputError(f"Quantization takes one vector, not an array of {given.ndim} dimensions.")
+    if given.dtype.kind != "f":
+        raise InvalidInputError(f"Quantization takes floating point values, not {given.dtype}.")
+    return given
+
+
+def _unknown_ring(ring_bits: int) -> str:
+    return f"A ring of {ring_bits} bits is not supported; choose 8, 16 or 32."

@@ -1,0 +1,218 @@
+"""Consensus sparsification (section 3.2): which coordinates a silo proposes, their union, and what stays in its memory.
+
+Coordinate sets are strictly ascending int64 arrays everywhere, so the k-th value on the wire always belongs to the k-th
+coordinate. Decoys are drawn from the generator handed in; seed it from the operating system's entropy in a real silo,
+because whoever can replay it can tell decoys from real coordinates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedrep.errors import InvalidInputError, NonFiniteError
+
+Coordinates = NDArray[np.int64]
+
+# A threshold is guessed from every _STRIDE-th magnitude; below _SMALL the guess costs more than it saves.
+_STRIDE = 61
+_SMALL = 50_000
+# Magnitudes are compared in tiles that stay in the cache.
+_TILE = 1 << 16
+# From one member in _DENSE on, marking them in a table of the population is cheaper than sorting them.
+_DENSE = 64
+
+
+def top_k(update: ArrayLike, k: int) -> Coordinates:
+    """The coordinates of the k largest magnitudes; among equal ones the lower index wins."""
+    vector = _real_vector(update)
+    if not 1 <= k <= vector.size:
+        raise InvalidInputError(f"top-k needs 1 <= k <= d, but k is {k} and the update has d = {vector.size} entries.")
+    candidates = _candidates(vector, k)
+    magnitudes = np.abs(vector if candidates is None else vector[candidates])
+    ranked = np.partition(magnitudes, magnitudes.size - k)
+    # NaN sorts last and infinity just before it, so a bad entry anywhere in the update is always in this upper part.
+    if not np.isfinite(ranked[magnitudes.size - k :]).all():
+        raise _non_finite(vector)
+    threshold = ranked[magnitudes.size - k]
+    chosen = magnitudes > threshold
+    missing = k - int(np.count_nonzero(chosen))
+    ties = np.flatnonzero(magnitudes == threshold)[:missing]
+    chosen[ties] = True
+    positions = np.flatnonzero(chosen)
+    top: Coordinates = positions if candidates is None else candidates[positions]
+    return top
+
+
+def obfuscate(top: ArrayLike, d: int, alpha: float, rng: np.random.Generator) -> Coordinates:
+    """Replace r ~ Binomial(k, alpha) of the top coordinates by coordinates drawn from everything that was not kept.
+
+    A decoy may therefore be one of the replaced top coordinates: that is what the privacy proof (Theorem 2) counts on.
+    """
+    if not 0.0 <= alpha <= 1.0:
+        raise InvalidInputError(f"alpha is {alpha}; choose a probability between 0 (no decoys) and 1 (only decoys).")
+    real = ascending(top, d)
+    replaced = int(rng.binomial(real.size, alpha))
+    if replaced == 0:
+        return real.copy()
+    kept = real[_draw_distinct(real.size, real.size - replaced, rng)]
+    ranks = _draw_distinct(d - kept.size, replaced, rng)
+    # kept[i] - i coordinates below kept[i] are free, so a rank is moved up by the kept coordinates it passes.
+    decoys = ranks + np.searchsorted(kept - np.arange(kept.size), ranks, side="right")
+    proposal = np.concatenate((kept, decoys))
+    proposal.sort()
+    return proposal
+
+
+def propose(update: ArrayLike, k: int, alpha: float, rng: np.random.Generator) -> Coordinates:
+    """A silo's proposal I_k: its top-k coordinates, obfuscated."""
+    vector = _real_vector(update)
+    return obfuscate(top_k(vector, k), vector.size, alpha, rng)
+
+
+def union(proposals: Iterable[ArrayLike]) -> Coordinates:
+    """The consensus set I: every coordinate that at least one silo proposed."""
+    parts = [_integers(proposal) for proposal in proposals]
+    if not parts:
+        return np.empty(0, dtype=np.int64)
+    return _sorted_distinct(np.concatenate(parts))
+
+
+def gather(vector: NDArray[Any], indices: ArrayLike) -> NDArray[Any]:
+    """The values on a coordinate set, in ascending order of coordinate."""
+    values = np.asarray(vector)
+    return values[ascending(indices, values.size)]
+
+
+def scatter(values: NDArray[Any], indices: ArrayLike, d: int) -> NDArray[Any]:
+    """The d-vector that holds the values on the coordinate set and zero elsewhere."""
+    given = np.asarray(values)
+    where = ascending(indices, d)
+    _same_length(given, where)
+    dense = np.zeros(d, dtype=given.dtype)
+    dense[where] = given
+    return dense
+
+
+def residual(g: NDArray[Any], indices: ArrayLike, sent: NDArray[Any]) -> NDArray[Any]:
+    """The error memory u = g - sent: all of g outside the set, and on it what the sent values did not carry."""
+    where = ascending(indices, np.asarray(g).size)
+    _same_length(np.asarray(sent), where)
+    memory = np.array(g, copy=True)
+    memory[where] -= sent
+    return memory
+
+
+def ascending(indices: ArrayLike, d: int) -> Coordinates:
+    """The indices as int64, after checking that they are strictly ascending and within [0, d)."""
+    given = _integers(indices)
+    if given.size == 0:
+        return given
+    if given[0] < 0 or given[-1] >= d:
+        raise InvalidInputError(f"Coordinates must lie in [0, {d}); these run from {given[0]} to {given[-1]}.")
+    if given.size > 1 and not bool((given[1:] > given[:-1]).all()):
+        first = int(np.argmin(given[1:] > given[:-1])) + 1
+        raise InvalidInputError(
+            f"Coordinates must be strictly ascending; entry {first} is {given[first]} after {given[first - 1]}."
+        )
+    return given
+
+
+def _candidates(vector: NDArray[Any], k: int) -> Coordinates | None:
+    """Positions that certainly hold the k largest magnitudes and anything not finite, or None for all of them.
+
+    A strided sample guesses a threshold a little below the k-th magnitude. The guess only decides how much is left to
+    sort: if it turns out too high, everything is sorted.
+    """
+    if vector.size < _SMALL or k > vector.size // 4:
+        return None
+    sample = np.abs(vector[::_STRIDE])
+    expected = k * sample.size / vector.size
+    rank = int(expected + 4.0 * expected**0.5) + 8
+    if rank >= sample.size:
+        return None
+    guess = np.partition(sample, sample.size - rank)[sample.size - rank]
+    if not guess > 0.0:
+        return None
+    below = np.empty(vector.size, dtype=np.bool_)
+    magnitude = np.empty(_TILE, dtype=vector.dtype)
+    for start in range(0, vector.size, _TILE):
+        tile = vector[start : start + _TILE]
+        np.less(np.abs(tile, out=magnitude[: tile.size]), guess, out=below[start : start + tile.size])
+    # "not below" rather than "at least": NaN compares false and must stay among the candidates.
+    found: Coordinates = np.flatnonzero(np.logical_not(below, out=below))
+    return found if found.size >= k else None
+
+
+def _draw_distinct(population: int, count: int, rng: np.random.Generator) -> Coordinates:
+    """A uniformly random subset of range(population), ascending, with work and memory in proportion to its size.
+
+    Missing members are drawn with replacement until none is missing. Relabelling the population relabels the result, so
+    every subset of this size is equally likely.
+    """
+    if 2 * count > population:
+        left_out = np.ones(population, dtype=np.bool_)
+        left_out[_draw_distinct(population, population - count, rng)] = False
+        return np.flatnonzero(left_out)
+    if _DENSE * count > population:
+        members = np.zeros(population, dtype=np.bool_)
+        missing = count
+        while missing:
+            members[rng.integers(0, population, size=missing, dtype=np.int64)] = True
+            missing = count - int(np.count_nonzero(members))
+        return np.flatnonzero(members)
+    drawn = np.empty(0, dtype=np.int64)
+    while drawn.size < count:
+        more = rng.integers(0, population, size=count - drawn.size, dtype=np.int64)
+        drawn = _sorted_distinct(np.concatenate((drawn, more)))
+    return drawn
+
+
+def _sorted_distinct(values: Coordinates) -> Coordinates:
+    values.sort()
+    if values.size < 2:
+        return values
+    new = np.empty(values.size, dtype=np.bool_)
+    new[0] = True
+    np.not_equal(values[1:], values[:-1], out=new[1:])
+    return values[new]
+
+
+def _real_vector(update: ArrayLike) -> NDArray[Any]:
+    vector = np.asarray(update)
+    if vector.ndim != 1:
+        raise InvalidInputError(
+            f"An update is one vector, but this array has {vector.ndim} dimensions; flatten it first."
+        )
+    if vector.dtype.kind in "iub":
+        return vector.astype(np.float64)
+    if vector.dtype.kind != "f":
+        raise InvalidInputError(f"An update holds real numbers, not {vector.dtype}.")
+    return vector
+
+
+def _integers(indices: ArrayLike) -> Coordinates:
+    given = np.asarray(indices)
+    if given.ndim != 1:
+        raise InvalidInputError(f"A coordinate set is one list of integers, not an array of {given.ndim} dimensions.")
+    if given.size and given.dtype.kind not in "iu":
+        raise InvalidInputError(f"Coordinates are integers, not {given.dtype}.")
+    return given.astype(np.int64, copy=False)
+
+
+def _same_length(values: NDArray[Any], where: Coordinates) -> None:
+    if values.shape != where.shape:
+        raise InvalidInputError(
+            f"{where.size} coordinates need as many values, but the values have shape {values.shape}."
+        )
+
+
+def _non_finite(vector: NDArray[Any]) -> NonFiniteError:
+    first = int(np.argmin(np.isfinite(vector)))
+    return NonFiniteError(
+        f"The update holds {vector[first]} at index {first}; every entry must be a finite number. "
+        "Check the training for divergence (learning rate, loss scaling)."
+    )
