@@ -88,6 +88,18 @@ def alpha_for_epsilon(d: int, k: int, target: float) -> float:
     return _alpha(high)
 
 
+def alpha_for_budget(d: int, k: int, budget: float, rounds: int) -> float:
+    """The smallest alpha with which `rounds` proposals together stay within `budget`."""
+    if rounds < 1:
+        raise InvalidInputError(f"{rounds} rounds cost nothing; give at least 1")
+    share = budget / rounds
+    alpha = alpha_for_epsilon(d, k, share)
+    while rounds * (coordinate_epsilon(d, k, alpha) or 0.0) > budget:  # the division may have rounded up
+        share = math.nextafter(share, 0.0)
+        alpha = alpha_for_epsilon(d, k, share)
+    return alpha
+
+
 def shown(epsilon: float | None, digits: int = 3) -> str:
     """Epsilon for a person: rounded up, because a privacy loss shown too small is a false promise."""
     if epsilon is None:

@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 
 from fedrep.errors import InvalidInputError
 from fedrep.privacy import (
+    Charge,
     CoordinateRelease,
     Ledger,
+    alpha_for_budget,
     alpha_for_epsilon,
     coordinate_epsilon,
     high_alpha_epsilon,
@@ -164,6 +166,15 @@ def test_alpha_for_a_target_at_the_ends() -> None:
     for impossible in (-1.0, math.nan):
         with pytest.raises(InvalidInputError, match="target of 0 or more"):
             alpha_for_epsilon(100, 3, impossible)
+
+
+@given(st.integers(1, 5000), st.floats(1.0, 1e4))
+def test_alpha_for_a_budget_keeps_the_whole_run_within_it(rounds: int, budget: float) -> None:
+    alpha = alpha_for_budget(1000, 5, budget, rounds)
+    total = Ledger((Charge(1000, 5, alpha, rounds),), rounds).total
+    assert total is not None
+    assert total <= budget
+    assert total == pytest.approx(budget, rel=1e-5)
 
 
 def test_shown_epsilon_is_rounded_up_and_never_down() -> None:
