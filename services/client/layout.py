@@ -1,0 +1,172 @@
+"""Where each trainable parameter lies in the flat vector that the federation averages, and the model file that says so.
+
+Imports no torch: the command that creates a run reads model files on machines that never train.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from fedrep.errors import DecodeError, InvalidInputError, NonFiniteError
+
+Vector = NDArray[np.float32]
+
+# safetensors sorts tensors by itself, so the order of the parameters travels as metadata.
+_ORDER_KEY = "fedrep.order"
+
+
+@dataclass(frozen=True)
+class Parameter:
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    def __str__(self) -> str:
+        return f"{self.name} {list(self.shape)}"
+
+
+@dataclass(frozen=True)
+class ModelLayout:
+    """The trainable parameters in a fixed order. Two silos may train together only if their digests are equal."""
+
+    parameters: tuple[Parameter, ...]
+
+    def __post_init__(self) -> None:
+        if not self.parameters:
+            raise InvalidInputError("the model has no trainable parameter, so there is nothing to train together")
+        names = [p.name for p in self.parameters]
+        if len(set(names)) != len(names):
+            twice = next(n for n in names if names.count(n) > 1)
+            raise InvalidInputError(f"two parameters of the model are called {twice!r}; names must be distinct")
+        for parameter in self.parameters:
+            if any(side < 1 for side in parameter.shape):
+                raise InvalidInputError(f"parameter {parameter} is empty; leave it out of the model")
+
+    @classmethod
+    def of(cls, shapes: Iterable[tuple[str, Iterable[int]]]) -> ModelLayout:
+        return cls(tuple(Parameter(name, tuple(int(side) for side in shape)) for name, shape in shapes))
+
+    @cached_property
+    def size(self) -> int:
+        """The paper's d."""
+        return sum(p.size for p in self.parameters)
+
+    @cached_property
+    def digest(self) -> str:
+        described = json.dumps([[p.name, list(p.shape)] for p in self.parameters], separators=(",", ":"))
+        return hashlib.sha256(described.encode()).hexdigest()
+
+    def difference(self, other: ModelLayout) -> str | None:
+        """One sentence about the first place where `other` (the run's model) departs from this one, or None."""
+        for position, (mine, theirs) in enumerate(zip(self.parameters, other.parameters, strict=False)):
+            if mine != theirs:
+                return f"parameter {position} is {mine} here and {theirs} in the run"
+        if len(self.parameters) != len(other.parameters):
+            return f"the model here has {len(self.parameters)} parameters, the run's has {len(other.parameters)}"
+        return None
+
+    def require_vector(self, vector: NDArray[np.generic]) -> None:
+        """Refuse a vector that is not this model: wrong kind, length, or a value that is not a number."""
+        if vector.dtype != np.float32 or vector.ndim != 1:
+            raise InvalidInputError(
+                f"a model is a flat float32 vector, this one is {vector.dtype} with shape {list(vector.shape)}"
+            )
+        if vector.size != self.size:
+            raise InvalidInputError(f"the model has {self.size} parameters, the vector {vector.size} values")
+        finite = np.isfinite(vector)
+        if not finite.all():
+            raise NonFiniteError(f"the model vector is not finite at position {int(np.argmin(finite))}")
+
+    def split(self, vector: Vector) -> dict[str, Vector]:
+        """Named, shaped views into the vector."""
+        ends = np.cumsum([p.size for p in self.parameters])
+        pieces = np.split(vector, ends[:-1])
+        return {p.name: piece.reshape(p.shape) for p, piece in zip(self.parameters, pieces, strict=True)}
+
+    def join(self, arrays: Mapping[str, NDArray[np.generic]]) -> Vector:
+        """The flat vector of named arrays; names and shapes must be exactly the layout's."""
+        if set(arrays) != {p.name for p in self.parameters}:
+            odd = sorted(set(arrays) ^ {p.name for p in self.parameters})
+            raise InvalidInputError(f"these parameters are in the model or in the arrays, not in both: {odd[:5]}")
+        for parameter in self.parameters:
+            if arrays[parameter.name].shape != parameter.shape:
+                shape = list(arrays[parameter.name].shape)
+                raise InvalidInputError(f"parameter {parameter} was given with shape {shape}")
+        flat = [np.asarray(arrays[p.name], dtype=np.float32).reshape(-1) for p in self.parameters]
+        return np.concatenate(flat)
+
+
+def write_model(path: Path, layout: ModelLayout, vector: Vector) -> None:
+    """Write a safetensors file that `read_model` and any other safetensors reader understand; atomically."""
+    layout.require_vector(vector)
+    order = json.dumps([p.name for p in layout.parameters])
+    write_tensors(path, layout.split(vector), {_ORDER_KEY: order})
+
+
+def write_tensors(path: Path, tensors: Mapping[str, NDArray[np.generic]], metadata: dict[str, str]) -> None:
+    """Write named arrays as safetensors: temporary file, fsync, rename."""
+    # A view's strides are not saved, hence the contiguous copies; ascontiguousarray alone would make scalars 1-d.
+    content = save({n: np.ascontiguousarray(t).reshape(t.shape) for n, t in tensors.items()}, metadata=metadata)
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).replace(path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            Path(temporary).unlink()
+        raise
+
+
+def read_model(path: Path) -> tuple[ModelLayout, Vector]:
+    """Layout and flat vector of a model file. A file without our order is taken in the order of its bytes."""
+    try:
+        with safe_open(str(path), framework="numpy") as file:
+            metadata = file.metadata() or {}
+            stored = list(file.offset_keys())
+            arrays = {name: file.get_tensor(name) for name in stored}
+    except FileNotFoundError:
+        raise InvalidInputError(f"there is no model file at {path}") from None
+    except (SafetensorError, OSError, TypeError) as error:
+        raise DecodeError(f"{path} is not a safetensors model file: {error}") from error
+    names = _order(path, metadata, stored)
+    for name in names:
+        if arrays[name].dtype != np.float32:
+            raise InvalidInputError(
+                f"{name} in {path} is {arrays[name].dtype}; a model file holds float32 trainable parameters only"
+            )
+    layout = ModelLayout.of((name, arrays[name].shape) for name in names)
+    vector = layout.join(arrays)
+    layout.require_vector(vector)
+    return layout, vector
+
+
+def _order(path: Path, metadata: Mapping[str, str], stored: list[str]) -> list[str]:
+    if _ORDER_KEY not in metadata:
+        return stored
+    try:
+        names = json.loads(metadata[_ORDER_KEY])
+    except json.JSONDecodeError as error:
+        raise DecodeError(f"the parameter order in {path} is not JSON: {error}") from error
+    if not isinstance(names, list) or sorted(map(str, names)) != sorted(stored):
+        raise DecodeError(f"the parameter order in {path} does not name exactly its tensors")
+    return [str(name) for name in names]

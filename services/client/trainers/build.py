@@ -1,0 +1,73 @@
+"""From settings to a trainer: the silo's own code if it names some, else built-in data, split and model."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from fedrep.errors import FedrepError, SettingsError
+from services.client.trainer import Trainer
+from services.client.trainers.batches import ImageBatches, OrderedImages, derived_seed
+from services.client.trainers.datasets import DATASETS, ImageDataset
+from services.client.trainers.devices import choose_device
+from services.client.trainers.images import Preparation
+from services.client.trainers.models import build_model
+from services.client.trainers.settings import TrainerSettings
+from services.client.trainers.splits import dirichlet_split, iid_split
+from services.client.trainers.torch_trainer import TorchTrainer
+from services.client.trainers.user_code import load_function
+
+_MEMBERS = ("layout", "initial", "train", "evaluate", "state", "load_state")
+
+
+def build_trainer(settings: TrainerSettings) -> Trainer:
+    if settings.user_code is not None:
+        return _user_trainer(settings.user_code, settings)
+    return image_trainer(settings, DATASETS[settings.dataset](settings.data_dir, settings.cache_dir))
+
+
+def image_trainer(settings: TrainerSettings, dataset: ImageDataset) -> TorchTrainer:
+    """A trainer on one shard of images that are already loaded, so that many silos of one process can share them."""
+    model = build_model(settings.model, dataset.input_shape, len(dataset.classes), settings.seed, settings.model_options)
+    shard = shard_indices(settings, dataset)
+    plain = Preparation(dataset.full_scale, dataset.mean, dataset.std, choose_device(settings.device))
+    varied = Preparation(plain.full_scale, plain.mean, plain.std, plain.device, augment=settings.augments)
+    order_seed = derived_seed(settings.seed, settings.shard_index, 3)
+    tested = np.arange(min(len(dataset.test), settings.evaluation_samples or len(dataset.test)))
+    calibrating = shard[: settings.calibration_samples]
+    return TorchTrainer(
+        model,
+        train=ImageBatches(dataset.train, shard, varied, settings.batch_size, order_seed),
+        evaluation=OrderedImages(dataset.test, tested, plain, settings.evaluation_batch_size),
+        calibration=OrderedImages(dataset.train, calibrating, plain, settings.evaluation_batch_size)
+        if settings.calibration_samples
+        else None,
+        loss=nn.CrossEntropyLoss(),
+        settings=settings,
+    )
+
+
+def shard_indices(settings: TrainerSettings, dataset: ImageDataset) -> NDArray[np.int64]:
+    if settings.split == "iid":
+        shards = iid_split(len(dataset.train), settings.shard_count, settings.seed)
+    else:
+        shards = dirichlet_split(dataset.train.labels, settings.shard_count, settings.dirichlet_alpha, settings.seed)
+    return shards[settings.shard_index]
+
+
+def _user_trainer(reference: str, settings: TrainerSettings) -> Trainer:
+    function = load_function(reference, settings.user_code_dir)
+    try:
+        trainer: Trainer = function(settings)
+    except FedrepError:
+        raise
+    except Exception as error:
+        raise SettingsError(f"user_code {reference!r} failed while it made the trainer: {error!r}") from error
+    missing = [name for name in _MEMBERS if not hasattr(trainer, name)]
+    if missing:
+        raise SettingsError(
+            f"user_code {reference!r} returned a {type(trainer).__name__}, which is no trainer: it lacks "
+            f"{', '.join(missing)}. Return a TorchTrainer or an object with the members of services.client.trainer"
+        )
+    return trainer
