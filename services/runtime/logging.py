@@ -18,9 +18,7 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 HIDDEN = "<hidden>"
 LONGEST_LIST = 64
 
-_SECRET_NAME = re.compile(
-    r"token|secret|passphrase|password|private|seed|^share$|^shares$|^mask|residual", re.IGNORECASE
-)
+_SECRET_NAME = re.compile(r"token|secret|passphrase|password|private|seed|^share$|^shares$|^mask|residual", re.IGNORECASE)
 # An invitation, or a private key in PEM, may sit inside a longer text such as an error message.
 _SECRET_TEXT = re.compile(
     r"fedrep1\.[A-Za-z0-9_-]{20,}(?:\.[A-Za-z0-9_-]+)?"

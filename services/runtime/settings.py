@@ -1,8 +1,8 @@
 """One frozen settings object per service, from TOML and environment, read once, with every mistake shown at once.
 
 `FEDREP_SERVER__TLS__FOLDER=/certs` sets `tls.folder` of the settings read with the prefix `FEDREP_SERVER`; the
-environment wins over the file. Two underscores follow the prefix, so the variables that Kubernetes invents for a service called
-`fedrep-server` (`FEDREP_SERVER_PORT=tcp://...`) are never taken for settings.
+environment wins over the file. Two underscores follow the prefix, so the variables that Kubernetes invents for a
+service called `fedrep-server` (`FEDREP_SERVER_PORT=tcp://...`) are never taken for settings.
 """
 
 from __future__ import annotations
@@ -79,9 +79,7 @@ def _value(variable: str, text: str) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise SettingsError(
-            f'{variable} looks like a JSON list or table but is not: {error}. Write ["a", "b"].'
-        ) from None
+        raise SettingsError(f'{variable} looks like a JSON list or table but is not: {error}. Write ["a", "b"].') from None
 
 
 def _merged(low: Tree, high: Tree) -> Tree:
@@ -92,9 +90,7 @@ def _merged(low: Tree, high: Tree) -> Tree:
     return merged
 
 
-def _sentence(
-    cls: type[BaseModel], problem: ErrorDetails, path: Path | None, prefix: str, from_environment: Tree
-) -> str:
+def _sentence(cls: type[BaseModel], problem: ErrorDetails, path: Path | None, prefix: str, from_environment: Tree) -> str:
     location = tuple(str(part) for part in problem["loc"])
     if not location:  # a rule about several settings at once; its text was written for people
         return problem["msg"].removeprefix("Value error, ")

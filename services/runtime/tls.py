@@ -7,14 +7,13 @@ Works on PEM bytes only; whose certificate it is, and whether it is still welcom
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 
-import services
-from fedrep.errors import SettingsError
+from fedrep.errors import CryptoError
 
 ChannelOptions = list[tuple[str, Any]]
 
@@ -30,20 +29,28 @@ class KeyPair:
     chain: bytes
 
 
-def server_credentials(
-    load: Callable[[], KeyPair], root: bytes | None, *, require_client: bool = True
-) -> grpc.ServerCredentials:
+class SecuredContext(Protocol):
+    """The part of a gRPC servicer context that is needed here; grpc and grpc.aio both have it."""
+
+    def auth_context(self) -> Mapping[str, Iterable[bytes]]: ...
+
+
+def require_tls13(context: SecuredContext) -> None:
+    """Normally no older handshake succeeds (see `services/__init__.py`); this holds even where grpc was imported first."""
+    versions = list(context.auth_context().get("ssl_tls_version", ()))
+    if versions != [b"TLSv1.3"]:
+        raise CryptoError(
+            "This connection does not use TLS 1.3, which this federation requires. "
+            "Update the program that connects, or the proxy between.",
+            reason="TLS_TOO_OLD",
+        )
+
+
+def server_credentials(load: Callable[[], KeyPair], root: bytes | None, *, require_client: bool = True) -> grpc.ServerCredentials:
     """`load` is asked at every handshake, so a renewed certificate is used from the next connection on.
 
     When `load` fails (a file half replaced by hand, for instance) the certificate in use stays.
     """
-    if not services.tls13_only:
-        raise SettingsError(
-            "TLS 1.3 cannot be enforced because grpc was imported before this project's `services` package. "
-            "Start the process with `fedrep`, or import services first, or set "
-            f"GRPC_SSL_CIPHER_SUITES={services.TLS12_SUITES} in its environment.",
-            reason="TLS_TOO_OLD",
-        )
     current = load()
 
     def configuration(pair: KeyPair) -> Any:
@@ -60,9 +67,7 @@ def server_credentials(
         current = fresh
         return configuration(fresh)
 
-    return grpc.dynamic_ssl_server_credentials(
-        configuration(current), fetch, require_client_authentication=require_client
-    )
+    return grpc.dynamic_ssl_server_credentials(configuration(current), fetch, require_client_authentication=require_client)
 
 
 def client_channel_credentials(root: bytes, pair: KeyPair | None = None) -> grpc.ChannelCredentials:
