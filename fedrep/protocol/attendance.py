@@ -1,0 +1,90 @@
+"""Who takes part in the next round: the allowed silos that have joined, are not sitting out, and answered last time.
+
+A silo that proposed and then let its buffer down sits out 1, 2, 4, ... rounds; one full round clears its record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from fedrep.protocol.manifests import RosterEntry, SiloName
+
+LONGEST_PENALTY = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One silo's place between rounds. `present` falls when it stays silent for a whole round; joining again raises it."""
+
+    entry: RosterEntry
+    joined_in: int
+    present: bool = True
+    strikes: int = 0
+    back_in_round: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Attendance:
+    standings: Mapping[SiloName, Standing] = field(default_factory=dict)
+    excluded: frozenset[SiloName] = frozenset()
+
+    def join(self, entry: RosterEntry, round_number: int) -> Attendance:
+        """`round_number` is the round open now, or the last one. Strikes outlast a new join: it is no way out of sitting out."""
+        before = self.standings.get(entry.name) or Standing(entry, round_number)
+        after = replace(before, entry=entry, joined_in=round_number, present=True)
+        return replace(self, standings={**self.standings, entry.name: after})
+
+    def leave(self, name: SiloName) -> Attendance:
+        before = self.standings.get(name)
+        if before is None:
+            return self
+        return replace(self, standings={**self.standings, name: replace(before, present=False)})
+
+    def exclude(self, name: SiloName) -> Attendance:
+        return replace(self, excluded=self.excluded | {name})
+
+    def readmit(self, name: SiloName) -> Attendance:
+        """An admin's word clears the penalty too."""
+        before = self.standings.get(name)
+        cleared = {} if before is None else {name: replace(before, strikes=0, back_in_round=0)}
+        return replace(self, standings={**self.standings, **cleared}, excluded=self.excluded - {name})
+
+    def roster(self, round_number: int) -> tuple[RosterEntry, ...]:
+        chosen = [
+            standing.entry
+            for name, standing in self.standings.items()
+            if standing.present and name not in self.excluded and standing.back_in_round <= round_number
+        ]
+        return tuple(sorted(chosen, key=lambda entry: entry.name.encode()))
+
+    def after_round(self, round_number: int, report: RoundReport) -> Attendance:
+        updated = dict(self.standings)
+        for name in report.roster:
+            standing = updated.get(name)
+            if standing is None:
+                continue
+            rejoined = standing.joined_in >= round_number
+            if name in report.next_session_keys and not rejoined:
+                key, signature = report.next_session_keys[name]
+                entry = replace(standing.entry, session_key=key, session_signature=signature)
+                standing = replace(standing, entry=entry)
+            if name in report.failed:
+                strikes = standing.strikes + 1
+                pause = min(2 ** (strikes - 1), LONGEST_PENALTY)
+                standing = replace(standing, strikes=strikes, back_in_round=round_number + 1 + pause)
+            elif name in report.complete:
+                standing = replace(standing, strikes=0, back_in_round=0)
+            updated[name] = replace(standing, present=standing.present and (rejoined or name in report.answered))
+        return replace(self, standings=updated)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundReport:
+    """What a finished round says about its silos."""
+
+    roster: tuple[SiloName, ...]
+    answered: frozenset[SiloName]
+    complete: frozenset[SiloName]
+    failed: frozenset[SiloName]
+    next_session_keys: Mapping[SiloName, tuple[bytes, bytes]]

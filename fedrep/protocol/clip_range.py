@@ -1,0 +1,30 @@
+"""The clip range R between rounds: doubled when silos clip, halved when updates stay small for long."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from fedrep.protocol.manifests import RunManifest
+
+CLIP_RATE_LIMIT = 0.001
+QUIET_ROUNDS = 5
+QUIET_FRACTION = 1 / 8
+
+
+@dataclass(frozen=True, slots=True)
+class ClipRange:
+    """R as the next manifest states it. `quiet` counts rounds in a row whose largest update stayed far below R."""
+
+    value: float
+    quiet: int = 0
+
+    def after_round(self, clip_rates: Sequence[float], largest_update: float, run: RunManifest) -> ClipRange:
+        """`clip_rates` are the survivors' own reports: a median, so that a minority cannot steer R."""
+        if clip_rates and median(clip_rates) > CLIP_RATE_LIMIT:
+            return ClipRange(min(2 * self.value, run.largest_range))
+        quiet = self.quiet + 1 if largest_update < self.value * QUIET_FRACTION else 0
+        if quiet >= QUIET_ROUNDS:
+            return ClipRange(max(self.value / 2, run.smallest_range))
+        return ClipRange(self.value, quiet)

@@ -1,0 +1,152 @@
+"""What a run and a round are: fixed by an admin's and the server's signature, hashed into everything that follows.
+
+`run` in every other message is the hash of the run manifest; C1 is the hash of the round manifest. A silo that is shown another
+manifest than its mates therefore derives other masks and other signatures, and can be combined with nobody.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import NewType
+
+from fedrep.secagg.transcript import Field, digest
+
+SiloName = NewType("SiloName", str)
+RunHash = NewType("RunHash", bytes)
+
+MAX_HOLDERS = 255
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """Seconds each phase may last."""
+
+    propose: float
+    submit: float
+    confirm: float
+    reveal: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunManifest:
+    """The rules of a run, signed by an admin; silos compare all of it with their own policy before they join."""
+
+    name: str
+    silos: tuple[SiloName, ...]
+    parameters: int
+    layout_hash: bytes
+    model_hash: bytes
+    coordinates: int
+    alpha: float
+    buffer_size: int
+    reshuffle_every: int
+    ring_bits: int
+    value_bits: int
+    downlink_bits: int
+    initial_range: float
+    smallest_range: float
+    largest_range: float
+    quorum: int
+    min_survivors: int
+    colluders: int
+    byzantine: int
+    aggregator: str
+    aggregator_settings: str
+    rounds: int
+    deadlines: Deadlines
+    drills: bool
+
+    def digest(self) -> RunHash:
+        return RunHash(digest("fedrep/run", _flat(self)))
+
+
+@dataclass(frozen=True, slots=True)
+class SignedRunManifest:
+    manifest: RunManifest
+    admin: str
+    certificate: bytes
+    signature: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RosterEntry:
+    """A silo that takes part in the round, and the key its shares are sealed to, signed over (run, key)."""
+
+    name: SiloName
+    fingerprint: bytes
+    session_key: bytes
+    session_signature: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RoundManifest:
+    """The round as the server announces it: who takes part, from which model, under which limits."""
+
+    run: RunHash
+    round: int
+    model_version: int
+    model_hash: bytes
+    chain: bytes
+    roster: tuple[RosterEntry, ...]
+    parameters: int
+    coordinates: int
+    per_silo: int
+    alpha: float
+    buffer_size: int
+    ring_bits: int
+    value_bits: int
+    clip_range: float
+    byzantine: int
+    deadlines: Deadlines
+
+    @property
+    def names(self) -> tuple[SiloName, ...]:
+        return tuple(entry.name for entry in self.roster)
+
+    @property
+    def threshold(self) -> int:
+        return share_threshold(len(self.roster))
+
+    def entry(self, name: str) -> RosterEntry | None:
+        return next((entry for entry in self.roster if entry.name == name), None)
+
+    def context(self) -> bytes:
+        """C1: the hash that the records' signatures and the shares' associated data are bound to."""
+        return digest("fedrep/c1", self.run, self.round, _flat(self))
+
+
+@dataclass(frozen=True, slots=True)
+class SignedRoundManifest:
+    manifest: RoundManifest
+    signature: bytes
+
+
+def share_threshold(holders: int) -> int:
+    """t: more than two thirds of the holders, so that two sets of t share honest ones."""
+    return 2 * holders // 3 + 1
+
+
+def buffers_needed(byzantine: int) -> int:
+    """o_min: with f attackers fewer opened buffers could all be theirs, or tell too much about the rest."""
+    return 1 if byzantine == 0 else max(byzantine + 1, 3)
+
+
+def session_key_message(run: bytes, key: bytes) -> bytes:
+    return digest("fedrep/session-key", run, key)
+
+
+def run_manifest_message(manifest: RunManifest) -> bytes:
+    return digest("fedrep/sign/run", manifest.digest())
+
+
+def round_manifest_message(manifest: RoundManifest) -> bytes:
+    return digest("fedrep/sign/round", manifest.context())
+
+
+def _flat(value: object) -> Field:
+    """A dataclass as nested (field name, value) pairs, so that no two manifests share an encoding."""
+    if isinstance(value, (int, str, bytes, float)):
+        return value
+    if isinstance(value, tuple):
+        return tuple(_flat(item) for item in value)
+    return tuple((field.name, _flat(getattr(value, field.name))) for field in fields(value))  # type: ignore[arg-type]

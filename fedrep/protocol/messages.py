@@ -1,0 +1,250 @@
+"""Every message of a round and every effect of the server's machine, frozen, in the order in which a round uses them.
+
+Vectors travel as bytes in their canonical coding, so that "an identical resend" is plain equality and hashes need no second form.
+Each signed message has one function that gives the bytes under the signature, with a type tag of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from fedrep.protocol.manifests import RunHash, SiloName
+from fedrep.secagg.transcript import digest
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What a silo commits to for the round. Mates check it without seeing the proposal behind it."""
+
+    silo: SiloName
+    mask_key: bytes
+    seed_commitment: bytes
+    next_session_key: bytes
+    shares_digest: bytes
+    signature: bytes
+
+    def digest(self, c1: bytes) -> bytes:
+        """The bytes under the signature; also what stands for the record in the assignment."""
+        return digest(
+            "fedrep/record",
+            c1,
+            self.silo,
+            self.mask_key,
+            self.seed_commitment,
+            self.next_session_key,
+            self.shares_digest,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """I_k and everything needed to recover this silo if it vanishes. Tuples run over the holders in roster order."""
+
+    silo: SiloName
+    run: RunHash
+    round: int
+    coordinates: bytes
+    record: Record
+    next_session_signature: bytes
+    sealed_shares: tuple[bytes, ...]
+    seed_share_hashes: tuple[bytes, ...]
+    key_share_hashes: tuple[bytes, ...]
+
+
+def share_list_digest(seed_hashes: tuple[bytes, ...], key_hashes: tuple[bytes, ...]) -> bytes:
+    return digest("fedrep/share-list", seed_hashes, key_hashes)
+
+
+def share_hash(share: bytes) -> bytes:
+    return digest("fedrep/share", share)
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """A silo's place in a buffer, and the hash of the record it stands there with."""
+
+    silo: SiloName
+    record_digest: bytes
+
+
+Assignment = tuple[tuple[Assigned, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Consensus:
+    """The answer to GetConsensus for one silo: I, all buffers, its mates' records, the shares it now holds."""
+
+    run: RunHash
+    round: int
+    coordinates: bytes
+    assignment: Assignment
+    mates: tuple[Record, ...]
+    shares: tuple[tuple[SiloName, bytes], ...]
+
+
+def consensus_context(c1: bytes, coordinates: bytes, assignment: Assignment) -> bytes:
+    """C2: one value for the whole federation, or the masks of two silos do not cancel."""
+    places = tuple(tuple((place.silo, place.record_digest) for place in buffer) for buffer in assignment)
+    return digest("fedrep/c2", c1, digest("fedrep/consensus", coordinates), digest("fedrep/assignment", places))
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """y, masked, and the signature that vouches that this silo stands in the assignment it was shown."""
+
+    silo: SiloName
+    run: RunHash
+    round: int
+    masked: bytes
+    signature: bytes
+
+
+def submission_message(c2: bytes, silo: SiloName) -> bytes:
+    return digest("fedrep/submission", c2, silo)
+
+
+@dataclass(frozen=True, slots=True)
+class Survivor:
+    silo: SiloName
+    signature: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SurvivorSet:
+    """U: for every buffer of the assignment, in its order, the silos whose submission was accepted."""
+
+    buffers: tuple[tuple[Survivor, ...], ...]
+
+    def digest(self) -> bytes:
+        return digest("fedrep/survivors", tuple(tuple(s.silo for s in buffer) for buffer in self.buffers))
+
+    def names(self) -> frozenset[SiloName]:
+        return frozenset(s.silo for buffer in self.buffers for s in buffer)
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmation:
+    silo: SiloName
+    run: RunHash
+    round: int
+    signature: bytes
+
+
+def confirmation_message(c2: bytes, survivors: SurvivorSet) -> bytes:
+    return digest("fedrep/confirmation", c2, survivors.digest())
+
+
+Signatures = tuple[tuple[SiloName, bytes], ...]
+
+
+class Secret(Enum):
+    """Which of a dealer's two secrets a share belongs to."""
+
+    SEED = "seed"
+    KEY = "key"
+
+
+@dataclass(frozen=True, slots=True)
+class RevealedShare:
+    dealer: SiloName
+    secret: Secret
+    share: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Reveal:
+    silo: SiloName
+    run: RunHash
+    round: int
+    shares: tuple[RevealedShare, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A holder's word that it revealed nothing in this round and never will."""
+
+    silo: SiloName
+    run: RunHash
+    round: int
+    signature: bytes
+
+
+def statement_message(run: RunHash, round_number: int, silo: SiloName) -> bytes:
+    return digest("fedrep/statement", run, round_number, silo)
+
+
+class Outcome(Enum):
+    APPLIED = "applied"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """The answer to GetUpdate. `levels` and `scale` give G on `coordinates`; empty when the round was skipped."""
+
+    run: RunHash
+    round: int
+    outcome: Outcome
+    reason: str
+    coordinates: bytes
+    levels: bytes
+    scale: float
+    downlink_bits: int
+    survivors: SurvivorSet | None
+    confirmations: Signatures
+    statements: tuple[Statement, ...]
+    opened: tuple[int, ...]
+    model_version: int
+    model_hash: bytes
+    chain: bytes
+
+
+class Phase(Enum):
+    PROPOSE = "propose"
+    SUBMIT = "submit"
+    CONFIRM = "confirm"
+    REVEAL = "reveal"
+    DONE = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlinePassed:
+    """Time as an event: the phase's time is over."""
+
+    phase: Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Aborted:
+    """The operator or a shutdown ends the round."""
+
+    reason: str
+
+
+Event = Proposal | Submission | Confirmation | Reveal | DeadlinePassed | Aborted
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseStarted:
+    """The driver arms the phase's timer and wakes whoever waited for what the previous phase produced."""
+
+    phase: Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """A line for the event log. Never a value, a share or a seed."""
+
+    kind: str
+    text: str
+    silo: SiloName | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RoundEnded:
+    outcome: Outcome
+    reason: str
+
+
+Effect = PhaseStarted | Noted | RoundEnded

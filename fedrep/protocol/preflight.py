@@ -1,0 +1,143 @@
+"""Fail-closed checks of a run's settings when it is created, never mid-run: all problems at once, each with what to change."""
+
+from __future__ import annotations
+
+import json
+
+from fedrep.aggregators import AGGREGATORS, conditions
+from fedrep.buffers import largest_buffer
+from fedrep.protocol.manifests import MAX_HOLDERS, RunManifest, buffers_needed, share_threshold
+from fedrep.quantize import check_bit_budget, value_bits
+
+
+def default_quorum(silos: int, buffer_size: int, byzantine: int) -> int:
+    return max(share_threshold(silos), buffers_needed(byzantine) * buffer_size)
+
+
+def default_colluders(buffer_size: int) -> int:
+    return 0 if buffer_size <= 2 else 1
+
+
+def default_min_survivors(buffer_size: int, colluders: int) -> int:
+    return max(colluders + 2, buffer_size - 1)
+
+
+def preflight(run: RunManifest) -> list[str]:
+    """Sentences, empty when the run can be created."""
+    basics = _numbers(run)
+    if basics:
+        return basics  # the sums below need sane numbers
+    return [*_holders(run), *_buffers(run), *_bits(run), *_coordinates(run), *_aggregator(run)]
+
+
+def _numbers(run: RunManifest) -> list[str]:
+    m = len(run.silos)
+    problems = []
+    if len(set(run.silos)) != m:
+        problems.append("a silo is listed twice: list every name once")
+    if not 2 <= m <= MAX_HOLDERS:
+        problems.append(f"{m} silos: a run has between 2 and {MAX_HOLDERS}")
+    if run.buffer_size < 2:
+        problems.append(f"buffer size {run.buffer_size}: at least 2, or the server sees single updates")
+    if not 0.0 <= run.alpha <= 1.0:
+        problems.append(f"alpha {run.alpha}: choose a value in [0, 1]")
+    if run.parameters < 1 or run.coordinates < 1:
+        problems.append("d and K must be positive")
+    if run.byzantine < 0 or run.colluders < 0:
+        problems.append("f and c cannot be negative")
+    if run.reshuffle_every < 1:
+        problems.append("reshuffle_every must be at least 1 (1 = new buffers every round)")
+    if run.rounds < 1:
+        problems.append("rounds must be at least 1")
+    if run.downlink_bits not in (16, 32):
+        problems.append("downlink_bits is 16 or 32")
+    if not 0.0 < run.smallest_range <= run.initial_range <= run.largest_range < float("inf"):
+        problems.append("ranges must satisfy 0 < smallest_range <= initial_range <= largest_range")
+    if min(run.deadlines.propose, run.deadlines.submit, run.deadlines.confirm, run.deadlines.reveal) <= 0:
+        problems.append("every deadline must be longer than zero seconds")
+    if not 1 <= run.quorum <= m:
+        problems.append(f"quorum {run.quorum}: between 1 and the {m} silos")
+    return problems
+
+
+def _holders(run: RunManifest) -> list[str]:
+    m, t = len(run.silos), share_threshold(len(run.silos))
+    problems = []
+    if run.byzantine > m - t:
+        problems.append(
+            f"f = {run.byzantine}: with {m} silos and a threshold of {t} shares at most {m - t} silos may stay silent; "
+            "lower f or add silos"
+        )
+    worst = min(2 * share_threshold(n) - n for n in range(run.quorum, m + 1))
+    if worst <= run.colluders + run.byzantine:
+        problems.append(
+            f"c + f = {run.colluders + run.byzantine}: two survivor sets could both be confirmed "
+            f"(2t - m is {worst} for the worst roster); lower c or f, or add silos"
+        )
+    needed = max(t, buffers_needed(run.byzantine) * run.buffer_size)
+    if run.quorum < needed:
+        problems.append(
+            f"quorum {run.quorum}: at least {needed} silos must propose (the share threshold is {t}, and "
+            f"{buffers_needed(run.byzantine)} buffers of {run.buffer_size} must fill); raise the quorum or add silos"
+        )
+    if run.min_survivors < run.colluders + 2:
+        problems.append(f"min_survivors {run.min_survivors}: at least c + 2 = {run.colluders + 2}")
+    return problems
+
+
+def _buffers(run: RunManifest) -> list[str]:
+    m, f = len(run.silos), run.byzantine
+    count = m // run.buffer_size
+    problems = []
+    if run.min_survivors > run.buffer_size:
+        problems.append(
+            f"min_survivors {run.min_survivors} is above the buffer size {run.buffer_size}: no full buffer would open"
+        )
+    if run.aggregator != "mean":
+        if count < 2:
+            problems.append(
+                f"{run.aggregator} over one buffer is the plain mean: use smaller buffers, more silos, or aggregator = 'mean'"
+            )
+        elif f >= 1 and count < max(2 * f + 1, f + 3):
+            problems.append(
+                f"{m} silos in buffers of {run.buffer_size} give {count} buffers; {run.aggregator} against f = {f} needs "
+                f"{max(2 * f + 1, f + 3)}: lower f or the buffer size, or add silos"
+            )
+    elif f >= 1:
+        problems.append(f"the plain mean withstands no attacker: set byzantine_count = 0 or choose a robust rule (f = {f})")
+    return problems
+
+
+def _bits(run: RunManifest) -> list[str]:
+    largest = largest_buffer(run.quorum, len(run.silos), run.buffer_size)
+    problems = check_bit_budget(run.ring_bits, largest)
+    if not problems and run.value_bits != value_bits(run.ring_bits, largest):
+        problems.append(
+            f"value_bits {run.value_bits}: buffers of up to {largest} in a {run.ring_bits}-bit ring leave "
+            f"{value_bits(run.ring_bits, largest)}"
+        )
+    return problems
+
+
+def _coordinates(run: RunManifest) -> list[str]:
+    problems = []
+    if run.coordinates < len(run.silos):
+        problems.append(f"K = {run.coordinates}: at least one coordinate per silo, {len(run.silos)}; raise K/d")
+    smallest = max(run.quorum, 1)
+    if run.coordinates // smallest >= run.parameters:
+        problems.append(
+            f"K = {run.coordinates}: with {smallest} silos each would propose all {run.parameters} coordinates; lower K/d"
+        )
+    return problems
+
+
+def _aggregator(run: RunManifest) -> list[str]:
+    if run.aggregator not in AGGREGATORS:
+        return [f"aggregator {run.aggregator!r} is unknown: choose one of {', '.join(sorted(AGGREGATORS))}"]
+    try:
+        settings = json.loads(run.aggregator_settings)
+    except ValueError:
+        return ["aggregator settings are not a JSON object"]
+    if not isinstance(settings, dict):
+        return ["aggregator settings are not a JSON object"]
+    return conditions(run.aggregator, len(run.silos) // run.buffer_size, run.byzantine)

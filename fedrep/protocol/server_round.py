@@ -1,0 +1,413 @@
+"""One round on the server as an event machine: `receive(event) -> effects`, nothing else moves it.
+
+Validate, then mutate: an event that is refused raises and leaves the round as it was. Time arrives as `DeadlinePassed`;
+randomness and the previous rounds' knowledge are handed in. The silos' privacy does not rest on this file but on `silo_rules`;
+what rests here is that one silo can spoil its own buffer and never a round.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrep.buffers import cut
+from fedrep.coding import encode_coordinates
+from fedrep.errors import (
+    ConflictError,
+    CryptoError,
+    FedrepError,
+    InvalidInputError,
+    OutOfPhaseError,
+)
+from fedrep.protocol.attendance import RoundReport
+from fedrep.protocol.manifests import (
+    RoundManifest,
+    RunManifest,
+    SiloName,
+    buffers_needed,
+)
+from fedrep.protocol.messages import (
+    Aborted,
+    Assigned,
+    Assignment,
+    Confirmation,
+    Consensus,
+    DeadlinePassed,
+    Effect,
+    Event,
+    Noted,
+    Outcome,
+    Phase,
+    PhaseStarted,
+    Proposal,
+    Reveal,
+    RoundEnded,
+    Secret,
+    Signatures,
+    Submission,
+    Survivor,
+    SurvivorSet,
+    consensus_context,
+)
+from fedrep.protocol.opening import (
+    Combined,
+    Recovered,
+    combine_buffers,
+    masks_left_in_sum,
+    open_buffer,
+    recover,
+    share_matches,
+)
+from fedrep.protocol.server_rules import (
+    check_confirmation,
+    check_header,
+    check_member,
+    check_proposal,
+    check_reveal,
+    check_submission,
+)
+from fedrep.protocol.silo_rules import openable_buffers
+from fedrep.secagg.keys import VerifyKey
+from fedrep.sparsify import union
+
+
+@dataclass(frozen=True, slots=True)
+class RoundResult:
+    """What the driver commits: the aggregate on I if the round was applied, and what happened either way."""
+
+    outcome: Outcome
+    reason: str
+    indices: NDArray[np.int64]
+    coordinates: bytes
+    survivors: SurvivorSet | None
+    confirmations: Signatures
+    opened: tuple[int, ...]
+    combined: Combined | None
+    report: RoundReport
+    assignment: Assignment
+    discarded: Mapping[int, str]
+
+
+class ServerRound:
+    """A round from the first proposal to its outcome. `order` is this epoch's shuffle of all silos (see `buffers`)."""
+
+    def __init__(
+        self,
+        run: RunManifest,
+        manifest: RoundManifest,
+        verify_keys: Mapping[SiloName, VerifyKey],
+        order: tuple[SiloName, ...],
+    ) -> None:
+        self.run = run
+        self.manifest = manifest
+        self.c1 = manifest.context()
+        self.phase = Phase.PROPOSE
+        self.result: RoundResult | None = None
+        self._keys = verify_keys
+        self._order = order
+        self._numbers = {name: number for number, name in enumerate(manifest.names, start=1)}
+        self._proposals: dict[SiloName, Proposal] = {}
+        self._indices: dict[SiloName, NDArray[np.int64]] = {}
+        self._assignment: Assignment = ()
+        self._place: dict[SiloName, int] = {}
+        self._consensus: NDArray[np.int64] = np.empty(0, np.int64)
+        self._coordinates = b""
+        self._c2 = b""
+        self._sums: dict[int, NDArray[np.unsignedinteger]] = {}
+        self._submitted: dict[SiloName, tuple[bytes, bytes]] = {}
+        self._survivors: SurvivorSet | None = None
+        self._confirmations: dict[SiloName, bytes] = {}
+        self._reveals: dict[SiloName, Reveal] = {}
+        self._shares: dict[tuple[SiloName, Secret], dict[int, bytes]] = {}
+        self._mismatches: dict[SiloName, set[SiloName]] = {}
+        self._discarded: dict[int, str] = {}
+        self._cheats: set[SiloName] = set()
+
+    def receive(self, event: Event) -> list[Effect]:
+        """The transition table of docs/protocol.md."""
+        match self.phase, event:
+            case Phase.PROPOSE, Proposal():
+                return self._add_proposal(event)
+            case Phase.PROPOSE, DeadlinePassed(Phase.PROPOSE):
+                return self._fix_consensus()
+            case ((Phase.SUBMIT | Phase.CONFIRM | Phase.REVEAL), Proposal()) if self._is_resend(event):
+                return []
+            case Phase.SUBMIT, Submission():
+                return self._add_submission(event)
+            case Phase.SUBMIT, DeadlinePassed(Phase.SUBMIT):
+                return self._fix_survivors()
+            case ((Phase.CONFIRM | Phase.REVEAL), Submission()) if self._is_resend(event):
+                return []
+            case ((Phase.CONFIRM | Phase.REVEAL), Confirmation()):
+                return self._add_confirmation(event)
+            case Phase.CONFIRM, DeadlinePassed(Phase.CONFIRM):
+                return self._end_confirming()
+            case Phase.REVEAL, Reveal():
+                return self._add_reveal(event)
+            case Phase.REVEAL, DeadlinePassed(Phase.REVEAL):
+                return self._open()
+            case Phase.DONE, Reveal() if self._is_resend(event):
+                return []
+            case ((Phase.PROPOSE | Phase.SUBMIT | Phase.CONFIRM | Phase.REVEAL), Aborted()):
+                return self._end(Outcome.SKIPPED, event.reason)
+            case _, DeadlinePassed():
+                return []  # a timer that fired after its phase was over
+            case _:
+                raise OutOfPhaseError(f"{type(event).__name__} arrived during {self.phase.name}")
+
+    @property
+    def proposed(self) -> frozenset[SiloName]:
+        return frozenset(self._proposals)
+
+    def consensus_for(self, silo: SiloName) -> Consensus:
+        """What this silo may see: every place, but only its own mates' records and the shares sealed to it."""
+        check_member(silo, self.manifest)
+        if not self._assignment:
+            raise OutOfPhaseError("no consensus yet in this round")
+        number = self._numbers[silo] - 1
+        place = self._place.get(silo)
+        mates = (
+            ()
+            if place is None
+            else tuple(self._proposals[mate.silo].record for mate in self._assignment[place] if mate.silo != silo)
+        )
+        shares = tuple(
+            (member.silo, self._proposals[member.silo].sealed_shares[number]) for buffer in self._assignment for member in buffer
+        )
+        return Consensus(self.manifest.run, self.manifest.round, self._coordinates, self._assignment, mates, shares)
+
+    def survivors(self) -> SurvivorSet:
+        if self._survivors is None:
+            raise OutOfPhaseError("the survivors of this round are not fixed")
+        return self._survivors
+
+    def confirmations(self) -> Signatures:
+        return tuple(sorted(self._confirmations.items()))
+
+    def _is_resend(self, event: Proposal | Submission | Reveal) -> bool:
+        """Whether the same bytes were accepted before; a conflicting message is refused, whatever the phase."""
+        check_header(event, self.manifest)
+        if isinstance(event, Proposal):
+            known, same = event.silo in self._proposals, self._proposals.get(event.silo) == event
+        elif isinstance(event, Submission):
+            known = event.silo in self._submitted
+            same = known and self._submitted[event.silo] == _submission_key(event)
+        else:
+            known, same = event.silo in self._reveals, self._reveals.get(event.silo) == event
+        if known and not same:
+            raise ConflictError(f"{event.silo!r} already sent another {type(event).__name__} in this round")
+        return known
+
+    def _add_proposal(self, proposal: Proposal) -> list[Effect]:
+        if self._is_resend(proposal):
+            return []
+        indices = check_proposal(proposal, self.manifest, self.c1, self._keys)
+        self._proposals[proposal.silo] = proposal
+        self._indices[proposal.silo] = indices
+        return self._fix_consensus() if len(self._proposals) == len(self._numbers) else []
+
+    def _fix_consensus(self) -> list[Effect]:
+        missing = [name for name in self._numbers if name not in self._proposals]
+        notes: list[Effect] = [Noted("late", f"{name} did not propose in time", name) for name in missing]
+        if len(self._proposals) < self.run.quorum:
+            reason = f"{len(self._proposals)} silos proposed, the quorum is {self.run.quorum}"
+            return [*notes, *self._end(Outcome.SKIPPED, reason)]
+        present = tuple(name for name in self._order if name in self._proposals)
+        self._assignment = tuple(
+            tuple(Assigned(name, self._proposals[name].record.digest(self.c1)) for name in sorted(buffer, key=str.encode))
+            for buffer in cut(present, self.manifest.buffer_size)
+        )
+        self._place = {place.silo: n for n, buffer in enumerate(self._assignment) for place in buffer}
+        self._consensus = union(self._indices.values())
+        self._indices = {}
+        self._coordinates = encode_coordinates(self._consensus, self.manifest.parameters)
+        self._c2 = consensus_context(self.c1, self._coordinates, self._assignment)
+        return [*notes, *self._start(Phase.SUBMIT)]
+
+    def _add_submission(self, submission: Submission) -> list[Effect]:
+        if self._is_resend(submission):
+            return []
+        place = self._place.get(submission.silo)
+        if place is None:
+            raise OutOfPhaseError(f"{submission.silo!r} did not propose in this round and has no buffer", reason="NOT_ASSIGNED")
+        values = check_submission(submission, self.manifest, self._consensus.size, self._c2, self._keys)
+        if place in self._sums:
+            np.add(self._sums[place], values, out=self._sums[place])
+        else:
+            self._sums[place] = values.copy()
+        self._submitted[submission.silo] = _submission_key(submission)
+        return self._fix_survivors() if len(self._submitted) == len(self._place) else []
+
+    def _fix_survivors(self) -> list[Effect]:
+        self._survivors = SurvivorSet(
+            tuple(
+                tuple(Survivor(place.silo, self._submitted[place.silo][1]) for place in buffer if place.silo in self._submitted)
+                for buffer in self._assignment
+            )
+        )
+        gone = [name for name in self._place if name not in self._submitted]
+        notes: list[Effect] = [Noted("dropped", f"{name} proposed but did not submit", name) for name in gone]
+        return [*notes, *self._start(Phase.CONFIRM)]
+
+    def _add_confirmation(self, confirmation: Confirmation) -> list[Effect]:
+        check_header(confirmation, self.manifest)
+        known = self._confirmations.get(confirmation.silo)
+        if known is not None:
+            if known != confirmation.signature:
+                raise ConflictError(f"{confirmation.silo!r} already confirmed with another signature")
+            return []
+        check_confirmation(confirmation, self._c2, self.survivors(), self._keys)
+        self._confirmations[confirmation.silo] = confirmation.signature
+        enough = self.phase is Phase.CONFIRM and len(self._confirmations) >= self.manifest.threshold
+        return self._end_confirming() if enough else []
+
+    def _end_confirming(self) -> list[Effect]:
+        """U is signed even when nothing can be opened: those signatures let silos take their values back."""
+        if len(self._confirmations) < self.manifest.threshold:
+            reason = f"{len(self._confirmations)} holders confirmed the survivors, {self.manifest.threshold} are needed"
+            return self._end(Outcome.SKIPPED, reason)
+        for number, buffer in enumerate(self.survivors().buffers):
+            if len(buffer) < self.run.min_survivors:
+                self._discarded[number] = f"{len(buffer)} survivors, fewer than {self.run.min_survivors}"
+        if not self._openable():
+            reason = f"fewer than {buffers_needed(self.run.byzantine)} buffers kept {self.run.min_survivors} survivors"
+            return self._end(Outcome.SKIPPED, reason)
+        return self._start(Phase.REVEAL)
+
+    def _openable(self) -> frozenset[int]:
+        return openable_buffers(self.survivors(), self.run.min_survivors, self.run.byzantine)
+
+    def _wanted(self) -> dict[SiloName, Secret]:
+        """The one secret that may be known of each proposer in a buffer that may be opened."""
+        return {
+            place.silo: Secret.SEED if place.silo in self._submitted else Secret.KEY
+            for number in self._openable()
+            for place in self._assignment[number]
+        }
+
+    def _add_reveal(self, reveal: Reveal) -> list[Effect]:
+        if self._is_resend(reveal):
+            return []
+        wanted = self._wanted()
+        check_reveal(reveal, wanted)
+        self._reveals[reveal.silo] = reveal
+        number = self._numbers[reveal.silo]
+        notes: list[Effect] = []
+        matched = set()
+        for share in reveal.shares:
+            if share_matches(self._proposals[share.dealer], share.secret, number, share.share):
+                self._shares.setdefault((share.dealer, share.secret), {})[number] = share.share
+                matched.add(share.dealer)
+        for dealer in wanted.keys() - matched:
+            self._mismatches.setdefault(dealer, set()).add(reveal.silo)
+            notes.append(Noted("share", f"{reveal.silo} has no matching share of {dealer}", reveal.silo))
+        if self._all_recoverable() or len(self._reveals) == len(self._numbers):
+            return [*notes, *self._open()]
+        return notes
+
+    def _open(self) -> list[Effect]:
+        notes: list[Effect] = []
+        means: dict[int, NDArray[np.float32]] = {}
+        for number in sorted(self._openable()):
+            names = [survivor.silo for survivor in self.survivors().buffers[number]]
+            try:
+                recovered = self._recover(number)
+                masks = masks_left_in_sum(number, names, recovered, self._proposals, self._c2)
+                means[number] = open_buffer(self._sums.pop(number), masks, len(names), self.manifest)
+            except FedrepError as error:
+                self._discarded[number] = str(error)
+                notes.append(Noted("discarded", f"buffer {number} was discarded: {error}"))
+        needed = buffers_needed(self.run.byzantine)
+        if len(means) < needed:
+            return [*notes, *self._end(Outcome.SKIPPED, f"{len(means)} buffers could be opened, {needed} are needed")]
+        try:
+            combined = combine_buffers(
+                means,
+                self.survivors(),
+                self.run.aggregator,
+                json.loads(self.run.aggregator_settings),
+                self.run.byzantine,
+            )
+        except FedrepError as error:
+            return [*notes, *self._end(Outcome.SKIPPED, f"the aggregator refused: {error}")]
+        notes += [Noted("aggregator", note) for note in combined.notes]
+        notes += self._slack_note(len(means), combined.byzantine)
+        return [*notes, *self._end(Outcome.APPLIED, "", combined, tuple(sorted(means)))]
+
+    def _slack_note(self, opened: int, tolerated: int) -> list[Effect]:
+        if tolerated >= self.run.byzantine:
+            return []
+        return [
+            Noted(
+                "robustness",
+                f"{opened} buffers opened: the rule withstands {tolerated} bad ones, not f = {self.run.byzantine}; "
+                "robustness now rests on the missing silos being the Byzantine ones",
+            )
+        ]
+
+    def _recover(self, number: int) -> dict[SiloName, Recovered]:
+        recovered = {}
+        threshold = self.manifest.threshold
+        for place in self._assignment[number]:
+            secret = Secret.SEED if place.silo in self._submitted else Secret.KEY
+            shares = self._shares.get((place.silo, secret), {})
+            if len(shares) < threshold:
+                raise InvalidInputError(f"{len(shares)} matching shares of {place.silo}, {threshold} are needed")
+            try:
+                recovered[place.silo] = recover(self._proposals[place.silo], secret, shares, threshold)
+            except CryptoError:
+                self._cheats.add(place.silo)
+                raise
+        return recovered
+
+    def _start(self, phase: Phase) -> list[Effect]:
+        self.phase = phase
+        return [PhaseStarted(phase)]
+
+    def _end(self, outcome: Outcome, reason: str, combined: Combined | None = None, opened: tuple[int, ...] = ()) -> list[Effect]:
+        report = self._report()
+        self.phase = Phase.DONE
+        self.result = RoundResult(
+            outcome,
+            reason,
+            self._consensus,
+            self._coordinates,
+            self._survivors,
+            self.confirmations(),
+            opened,
+            combined,
+            report,
+            self._assignment,
+            dict(self._discarded),
+        )
+        self._sums, self._shares = {}, {}
+        return [RoundEnded(outcome, reason), PhaseStarted(Phase.DONE)]
+
+    def _report(self) -> RoundReport:
+        """Who let a buffer down. A round that closes early accuses nobody of what it did not wait for."""
+        bad = {dealer for dealer, holders in self._mismatches.items() if len(holders) > self.run.byzantine}
+        failed = (self._cheats | bad) & self._proposals.keys()
+        if self._survivors is not None:
+            failed |= {name for name in self._place if name not in self._submitted}
+        waited_out = self.phase is Phase.REVEAL and self.result is None and not self._all_recoverable()
+        if waited_out:
+            failed |= {name for name in self._submitted if name not in self._reveals}
+        answered = self._proposals.keys() | self._submitted.keys() | self._confirmations.keys() | self._reveals.keys()
+        next_keys = {name: (p.record.next_session_key, p.next_session_signature) for name, p in self._proposals.items()}
+        complete = frozenset(self._submitted.keys() - failed)
+        return RoundReport(self.manifest.names, frozenset(answered), complete, frozenset(failed), next_keys)
+
+    def _all_recoverable(self) -> bool:
+        return all(
+            len(self._shares.get((dealer, secret), ())) >= self.manifest.threshold for dealer, secret in self._wanted().items()
+        )
+
+
+def _submission_key(submission: Submission) -> tuple[bytes, bytes]:
+    """What stands for a submission once its values went into the sum."""
+    return hashlib.sha256(submission.masked).digest(), submission.signature

@@ -1,0 +1,115 @@
+"""The rules the server enforces on every message, before its round changes. Each refusal has a status and a stable reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrep.coding import decode_coordinates, decode_values
+from fedrep.errors import CryptoError, InvalidInputError, UnknownSiloError, WrongRoundError
+from fedrep.protocol.manifests import RoundManifest, SiloName, session_key_message
+from fedrep.protocol.messages import (
+    Confirmation,
+    Proposal,
+    Reveal,
+    Secret,
+    Statement,
+    Submission,
+    SurvivorSet,
+    confirmation_message,
+    share_list_digest,
+    statement_message,
+    submission_message,
+)
+from fedrep.secagg.keys import VerifyKey, check_agreement_public
+from fedrep.secagg.masking import ring_dtype
+
+SEALED_SHARE_BYTES = 66 + 16
+HASH_BYTES = 32
+
+VerifyKeys = Mapping[SiloName, VerifyKey]
+
+
+def check_member(silo: SiloName, manifest: RoundManifest) -> None:
+    if silo not in manifest.names:
+        raise UnknownSiloError(f"{silo!r} is not in the roster of round {manifest.round}; join and wait for the next round")
+
+
+def check_header(message: Proposal | Submission | Confirmation | Reveal | Statement, manifest: RoundManifest) -> None:
+    """Roster silo, right run, right round."""
+    check_member(message.silo, manifest)
+    if message.run != manifest.run:
+        raise WrongRoundError("the message belongs to another run", reason="WRONG_RUN")
+    if message.round != manifest.round:
+        raise WrongRoundError(f"the message is for round {message.round}; round {manifest.round} is open")
+
+
+def check_proposal(proposal: Proposal, manifest: RoundManifest, c1: bytes, keys: VerifyKeys) -> NDArray[np.int64]:
+    """I_k, decoded, if it has exactly k coordinates and the silo can be recovered by the holders."""
+    k = manifest.per_silo
+    indices = decode_coordinates(proposal.coordinates, manifest.parameters, k)
+    if indices.size != k:
+        raise InvalidInputError(f"a proposal has exactly k = {k} coordinates, not {indices.size}", reason="WRONG_COUNT")
+    _check_share_lists(proposal, len(manifest.roster))
+    record = proposal.record
+    check_agreement_public(record.mask_key)
+    check_agreement_public(record.next_session_key)
+    _verify(keys, proposal.silo, record.signature, record.digest(c1), "the record")
+    next_key = session_key_message(manifest.run, record.next_session_key)
+    _verify(keys, proposal.silo, proposal.next_session_signature, next_key, "the next session key")
+    return indices
+
+
+def _check_share_lists(proposal: Proposal, holders: int) -> None:
+    hashes = (proposal.seed_share_hashes, proposal.key_share_hashes)
+    record = proposal.record
+    if record.silo != proposal.silo:
+        raise InvalidInputError("the record names another silo than the sender", reason="WRONG_RECORD")
+    if any(len(items) != holders for items in (proposal.sealed_shares, *hashes)):
+        raise InvalidInputError(f"a proposal carries shares and hashes for all {holders} holders", reason="WRONG_SHARES")
+    if any(len(sealed) != SEALED_SHARE_BYTES for sealed in proposal.sealed_shares):
+        raise InvalidInputError(f"a sealed share has {SEALED_SHARE_BYTES} bytes", reason="WRONG_SHARES")
+    if any(len(item) != HASH_BYTES for item in (*hashes[0], *hashes[1], record.seed_commitment)):
+        raise InvalidInputError(f"every hash in a proposal has {HASH_BYTES} bytes", reason="WRONG_SHARES")
+    if record.shares_digest != share_list_digest(*hashes):
+        raise InvalidInputError("the record commits to other share hashes than it came with", reason="WRONG_SHARES")
+
+
+def check_submission(
+    submission: Submission, manifest: RoundManifest, count: int, c2: bytes, keys: VerifyKeys
+) -> NDArray[np.unsignedinteger]:
+    """The masked values, if there are exactly |I| of them and the silo signed the consensus they belong to."""
+    values = decode_values(submission.masked, ring_dtype(manifest.ring_bits), count)
+    message = submission_message(c2, submission.silo)
+    _verify(keys, submission.silo, submission.signature, message, "the submission")
+    return values
+
+
+def check_confirmation(confirmation: Confirmation, c2: bytes, survivors: SurvivorSet, keys: VerifyKeys) -> None:
+    message = confirmation_message(c2, survivors)
+    _verify(keys, confirmation.silo, confirmation.signature, message, "the confirmation")
+
+
+def check_reveal(reveal: Reveal, wanted: Mapping[SiloName, Secret]) -> None:
+    """Exactly the secret that may be known of a silo, never both."""
+    dealers = [share.dealer for share in reveal.shares]
+    if len(set(dealers)) != len(dealers):
+        raise InvalidInputError("a reveal holds at most one share per silo", reason="TWO_SHARES")
+    for share in reveal.shares:
+        if wanted.get(share.dealer) is not share.secret:
+            raise InvalidInputError(f"nobody asked for a {share.secret.value} share of {share.dealer!r}", reason="UNWANTED_SHARE")
+
+
+def check_statement(statement: Statement, manifest: RoundManifest, keys: VerifyKeys) -> None:
+    check_header(statement, manifest)
+    message = statement_message(statement.run, statement.round, statement.silo)
+    _verify(keys, statement.silo, statement.signature, message, "the statement")
+
+
+def _verify(keys: VerifyKeys, silo: SiloName, signature: bytes, message: bytes, what: str) -> None:
+    try:
+        keys[silo].verify(signature, message)
+    except CryptoError as error:
+        raise CryptoError(f"{what} of {silo!r} is not validly signed", reason="BAD_SIGNATURE") from error

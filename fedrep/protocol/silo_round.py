@@ -1,0 +1,331 @@
+"""A silo's round as a chain of steps: each step holds what it may use and offers only its legal next method.
+
+    Ready.propose ─► Proposed.on_consensus ─► Submitted.on_survivors ─► Confirmed.on_signatures ─► Revealed
+    Ready.watch ───► Watching.on_consensus ─► Observing.on_survivors ─┘
+
+A silo that did not propose still confirms and reveals: its shares are what saves the others. Each step's `message` is what to
+send, and to send again on a retry; nothing is computed twice. Secrets of a round live in these objects only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrep.coding import decode_coordinates, encode_coordinates, encode_values
+from fedrep.errors import CryptoError, RefusedError
+from fedrep.protocol.manifests import RoundManifest, RunManifest, SiloName, session_key_message
+from fedrep.protocol.messages import (
+    Assignment,
+    Confirmation,
+    Consensus,
+    Proposal,
+    Record,
+    Reveal,
+    RevealedShare,
+    Secret,
+    Signatures,
+    Submission,
+    SurvivorSet,
+    confirmation_message,
+    consensus_context,
+    share_hash,
+    share_list_digest,
+    submission_message,
+)
+from fedrep.protocol.silo_rules import (
+    Once,
+    PeerIdentity,
+    Policy,
+    check_consensus,
+    check_own_place,
+    check_round,
+    check_survivors,
+    count_confirmations,
+    openable_buffers,
+)
+from fedrep.quantize import Quantized, RingFormat, quantize
+from fedrep.secagg import shamir
+from fedrep.secagg.keys import AgreementKey, Entropy, SecretBytes, SigningKey, commitment
+from fedrep.secagg.masking import add_masks, pair_mask, self_mask
+from fedrep.secagg.shares import open_share, seal_share
+from fedrep.sparsify import gather
+
+HeldShares = Mapping[SiloName, tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """Who this silo is in this run, and by whose certificates it judges the others."""
+
+    name: SiloName
+    run: RunManifest
+    policy: Policy
+    signing_key: SigningKey
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The manifest was checked against every rule; nothing was sent yet."""
+
+    member: Membership
+    manifest: RoundManifest
+    c1: bytes
+    peers: Mapping[SiloName, PeerIdentity]
+    session: AgreementKey
+    once: Once = field(default_factory=Once)
+
+    @classmethod
+    def enter(
+        cls,
+        member: Membership,
+        manifest: RoundManifest,
+        peers: Mapping[SiloName, PeerIdentity],
+        sessions: Mapping[bytes, AgreementKey],
+        *,
+        last_round: int,
+        model_hash: bytes,
+    ) -> Ready:
+        """`sessions` holds this silo's session keys by public key; `last_round` is the last round it spoke in, on disk."""
+        check_round(
+            manifest,
+            member.run,
+            member.policy,
+            silo=member.name,
+            last_round=last_round,
+            model_hash=model_hash,
+            peers=peers,
+        )
+        entry = manifest.entry(member.name)
+        session = sessions.get(entry.session_key) if entry is not None else None
+        if session is None:
+            raise RefusedError(
+                "the manifest lists a session key this process no longer holds; it joins again and sits this round out",
+                reason="SESSION_KEY_LOST",
+            )
+        return cls(member, manifest, manifest.context(), peers, session)
+
+    def propose(self, coordinates: NDArray[np.int64], next_session: AgreementKey, entropy: Entropy) -> Proposed:
+        """`coordinates` is I_k as `sparsify.propose` drew it, and already charged to the ledger."""
+        self.once.take("propose")
+        if coordinates.size != self.manifest.per_silo:
+            raise RefusedError(f"a proposal has exactly k = {self.manifest.per_silo} coordinates, not {coordinates.size}")
+        secrets = RoundSecrets(AgreementKey.generate(entropy), SecretBytes(entropy(32)))
+        message = self._proposal(coordinates, next_session, secrets, entropy)
+        return Proposed(self, secrets, coordinates, message)
+
+    def watch(self) -> Watching:
+        """Take no part as a dealer, but confirm and reveal as a holder."""
+        self.once.take("watch")
+        return Watching(self)
+
+    def _proposal(
+        self, coordinates: NDArray[np.int64], next_session: AgreementKey, secrets: RoundSecrets, entropy: Entropy
+    ) -> Proposal:
+        manifest, own = self.manifest, self.member
+        seeds = shamir.split(secrets.seed.reveal(), manifest.threshold, len(manifest.roster), entropy)
+        keys = shamir.split(secrets.mask_key.secret().reveal(), manifest.threshold, len(manifest.roster), entropy)
+        sealed = tuple(
+            seal_share(self.session, holder.session_key, self.c1, own.name, holder.name, seed, key)
+            for holder, seed, key in zip(manifest.roster, seeds, keys, strict=True)
+        )
+        seed_hashes = tuple(share_hash(share) for share in seeds)
+        key_hashes = tuple(share_hash(share) for share in keys)
+        unsigned = Record(
+            own.name,
+            secrets.mask_key.public,
+            commitment(secrets.seed.reveal()),
+            next_session.public,
+            share_list_digest(seed_hashes, key_hashes),
+            b"",
+        )
+        signature = own.signing_key.sign(unsigned.digest(self.c1))
+        record = replace(unsigned, signature=signature)
+        return Proposal(
+            own.name,
+            manifest.run,
+            manifest.round,
+            encode_coordinates(coordinates, manifest.parameters),
+            record,
+            own.signing_key.sign(session_key_message(manifest.run, next_session.public)),
+            sealed,
+            seed_hashes,
+            key_hashes,
+        )
+
+    def _agree(self, consensus: Consensus) -> Agreement:
+        limit = len(self.manifest.roster) * self.manifest.per_silo
+        indices = decode_coordinates(consensus.coordinates, self.manifest.parameters, limit)
+        check_consensus(consensus, self.manifest, indices)
+        c2 = consensus_context(self.c1, consensus.coordinates, consensus.assignment)
+        return Agreement(self, consensus.assignment, indices, c2, self._open_shares(consensus))
+
+    def _open_shares(self, consensus: Consensus) -> HeldShares:
+        """A share that does not open is left out: its dealer answers for it, not this silo."""
+        held: dict[SiloName, tuple[bytes, bytes]] = {}
+        for dealer, ciphertext in consensus.shares:
+            entry = self.manifest.entry(dealer)
+            if entry is None:
+                continue
+            try:
+                held[dealer] = open_share(self.session, entry.session_key, self.c1, dealer, self.member.name, ciphertext)
+            except CryptoError:
+                continue
+        return held
+
+
+@dataclass(frozen=True, slots=True)
+class RoundSecrets:
+    """x and b: one round, never on disk."""
+
+    mask_key: AgreementKey
+    seed: SecretBytes
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """What the whole federation agreed on, as this silo saw it, and the shares it now holds for others."""
+
+    ready: Ready
+    assignment: Assignment
+    indices: NDArray[np.int64]
+    c2: bytes
+    held: HeldShares
+
+    def confirm(self, survivors: SurvivorSet) -> Confirmed:
+        check_survivors(survivors, self.assignment, self.c2, self.ready.peers)
+        own = self.ready.member
+        signature = own.signing_key.sign(confirmation_message(self.c2, survivors))
+        message = Confirmation(own.name, self.ready.manifest.run, self.ready.manifest.round, signature)
+        return Confirmed(self, survivors, message)
+
+
+@dataclass(frozen=True, slots=True)
+class Proposed:
+    ready: Ready
+    secrets: RoundSecrets
+    coordinates: NDArray[np.int64]
+    message: Proposal
+    once: Once = field(default_factory=Once)
+
+    def on_consensus(self, consensus: Consensus, g: NDArray[np.float32], rng: np.random.Generator) -> Submitted:
+        """Quantize g on I, mask it, sign; raises RefusedError, and the silo can then only `observe`."""
+        self.once.take("submit")
+        ready = self.ready
+        agreement = ready._agree(consensus)
+        place = check_own_place(
+            consensus, ready.member.run, self.message.record, self.coordinates, agreement.indices, ready.c1, ready.peers
+        )
+        ring = RingFormat(ready.manifest.ring_bits, ready.manifest.value_bits)
+        values = quantize(gather(g, agreement.indices), ready.manifest.clip_range, ring, rng)
+        masked = values.levels.copy()
+        mates = {record.silo: record for record in consensus.mates}
+        masks = [self_mask(self.secrets.seed, ready.member.name, agreement.c2, place)]
+        masks += [
+            pair_mask(self.secrets.mask_key, ready.member.name, mate.silo, mates[mate.silo].mask_key, agreement.c2, place)
+            for mate in consensus.assignment[place]
+            if mate.silo != ready.member.name
+        ]
+        add_masks(masked, masks)
+        message = Submission(
+            ready.member.name,
+            ready.manifest.run,
+            ready.manifest.round,
+            encode_values(masked),
+            ready.member.signing_key.sign(submission_message(agreement.c2, ready.member.name)),
+        )
+        return Submitted(agreement, place, values, message)
+
+    def observe(self, consensus: Consensus) -> Observing:
+        """The proposal did not make it into the assignment: go on as a holder only."""
+        self.once.take("observe")
+        if any(place.silo == self.ready.member.name for buffer in consensus.assignment for place in buffer):
+            raise RefusedError("this silo has a place in the assignment; it submits or leaves the round")
+        return Observing(self.ready._agree(consensus))
+
+
+@dataclass(frozen=True, slots=True)
+class Watching:
+    ready: Ready
+    once: Once = field(default_factory=Once)
+
+    def on_consensus(self, consensus: Consensus) -> Observing:
+        self.once.take("observe")
+        return Observing(self.ready._agree(consensus))
+
+
+@dataclass(frozen=True, slots=True)
+class Observing:
+    """A holder without a submission of its own."""
+
+    agreement: Agreement
+    once: Once = field(default_factory=Once)
+
+    def on_survivors(self, survivors: SurvivorSet) -> Confirmed:
+        self.once.take("confirm")
+        return self.agreement.confirm(survivors)
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """y exists; the residual and `pending` must be on disk before `message` is sent."""
+
+    agreement: Agreement
+    place: int
+    values: Quantized
+    message: Submission
+    once: Once = field(default_factory=Once)
+
+    def on_survivors(self, survivors: SurvivorSet) -> Confirmed:
+        self.once.take("confirm")
+        return self.agreement.confirm(survivors)
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    agreement: Agreement
+    survivors: SurvivorSet
+    message: Confirmation
+    once: Once = field(default_factory=Once)
+
+    def on_signatures(self, signatures: Signatures) -> Revealed:
+        """Rule 4. An empty reveal is right when nothing may be opened; "revealed" must be on disk before it is sent."""
+        self.once.take("reveal")
+        ready, agreement = self.agreement.ready, self.agreement
+        everyone = (*signatures, (ready.member.name, self.message.signature))
+        holders = {entry.name: ready.peers[entry.name].verify_key for entry in ready.manifest.roster}
+        confirmed = count_confirmations(everyone, agreement.c2, self.survivors, holders)
+        if confirmed < ready.manifest.threshold:
+            raise RefusedError(
+                f"only {confirmed} of the {ready.manifest.threshold} holders needed confirmed the same survivors; "
+                "this silo reveals nothing",
+                reason="TOO_FEW_CONFIRMATIONS",
+            )
+        shares = tuple(self._shares_to_reveal())
+        message = Reveal(ready.member.name, ready.manifest.run, ready.manifest.round, shares)
+        return Revealed(agreement, self.survivors, message)
+
+    def _shares_to_reveal(self) -> list[RevealedShare]:
+        run = self.agreement.ready.member.run
+        alive = self.survivors.names()
+        shares = []
+        for number in sorted(openable_buffers(self.survivors, run.min_survivors, run.byzantine)):
+            for place in self.agreement.assignment[number]:
+                held = self.agreement.held.get(place.silo)
+                if held is None:
+                    continue
+                if place.silo in alive:
+                    shares.append(RevealedShare(place.silo, Secret.SEED, held[0]))
+                else:
+                    shares.append(RevealedShare(place.silo, Secret.KEY, held[1]))
+        return shares
+
+
+@dataclass(frozen=True, slots=True)
+class Revealed:
+    agreement: Agreement
+    survivors: SurvivorSet
+    message: Reveal

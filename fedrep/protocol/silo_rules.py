@@ -1,0 +1,323 @@
+"""The rules a silo enforces itself, whatever the server says. Every refusal is a RefusedError and nothing is sent.
+
+They hold against a server that lies about keys, mates, dropouts and outcomes, as long as at most c silos help it:
+one proposal, consensus, submission, survivor set and reveal per round (rule 1, `Once`); who may be a mate (2); what U may be (3);
+what may be revealed (4); how small a sum may get (5); rounds only go up (6); the silo's own policy (7).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrep.errors import CryptoError, RefusedError
+from fedrep.privacy import Ledger, coordinate_epsilon
+from fedrep.protocol.manifests import (
+    MAX_HOLDERS,
+    RoundManifest,
+    RunManifest,
+    SiloName,
+    buffers_needed,
+    session_key_message,
+    share_threshold,
+)
+from fedrep.protocol.messages import (
+    Assignment,
+    Consensus,
+    Record,
+    Signatures,
+    SurvivorSet,
+    confirmation_message,
+    submission_message,
+)
+from fedrep.secagg.keys import VerifyKey, check_agreement_public
+
+
+@dataclass(frozen=True, slots=True)
+class PeerIdentity:
+    """A certificate as the silo itself judged it against the federation's root. `problem` says why it is not usable."""
+
+    name: SiloName
+    role: str
+    fingerprint: bytes
+    verify_key: VerifyKey
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What this silo's operator allows, whatever an admin signs."""
+
+    smallest_roster: int = 3
+    smallest_buffer: int = 2
+    least_alpha: float = 0.0
+    epsilon_budget: float | None = None
+    largest_fraction: float = 1.0
+    ring_bits: tuple[int, ...] = (8, 16, 32)
+    smallest_range: float = 0.0
+    allowed_runs: tuple[str, ...] | None = None
+    expected_model_hash: bytes | None = None
+    expected_layout_hash: bytes | None = None
+    allow_drills: bool = False
+    pinned_fingerprints: frozenset[bytes] | None = None
+
+
+@dataclass(slots=True)
+class Once:
+    """Rule 1: a step is taken once; a retry resends the bytes it already has."""
+
+    taken: str | None = field(default=None)
+
+    def take(self, what: str) -> None:
+        if self.taken is not None:
+            raise RefusedError(
+                f"this silo has already gone on from here ({self.taken}); it does not {what} a second time in one round",
+                reason="ONCE_PER_ROUND",
+            )
+        self.taken = what
+
+
+def check_run(run: RunManifest, policy: Policy, silo: str) -> None:
+    """Rules 5 and 7 for the run as a whole; all problems at once."""
+    problems = []
+    if silo not in run.silos:
+        problems.append(f"the run does not list this silo ({silo})")
+    if len(set(run.silos)) != len(run.silos) or len(run.silos) > MAX_HOLDERS:
+        problems.append(f"the list of silos repeats a name or is longer than {MAX_HOLDERS}")
+    if policy.allowed_runs is not None and run.name not in policy.allowed_runs:
+        problems.append(f"run {run.name!r} is not among the runs this silo allows")
+    if run.buffer_size < policy.smallest_buffer:
+        problems.append(f"buffers of {run.buffer_size} are smaller than the {policy.smallest_buffer} this silo asks for")
+    if run.min_survivors < run.colluders + 2:
+        problems.append(
+            f"min_survivors {run.min_survivors} with {run.colluders} colluders would show single values; "
+            f"at least {run.colluders + 2} is needed"
+        )
+    if run.alpha < policy.least_alpha:
+        problems.append(f"alpha {run.alpha} is below the {policy.least_alpha} this silo asks for")
+    if run.coordinates > policy.largest_fraction * run.parameters:
+        problems.append(f"K/d {run.coordinates / run.parameters:.3g} is above the allowed {policy.largest_fraction}")
+    if run.ring_bits not in policy.ring_bits:
+        problems.append(f"a {run.ring_bits}-bit ring is not among the allowed {policy.ring_bits}")
+    if run.smallest_range < policy.smallest_range:
+        problems.append(f"the range may shrink to {run.smallest_range}, below the {policy.smallest_range} allowed")
+    if policy.expected_model_hash is not None and run.model_hash != policy.expected_model_hash:
+        problems.append("the initial model is not the one this silo expects")
+    if policy.expected_layout_hash is not None and run.layout_hash != policy.expected_layout_hash:
+        problems.append("the run's parameter names and shapes are not those of this silo's model")
+    if run.drills and not policy.allow_drills:
+        problems.append("the run allows attack drills, and this silo does not take part in drills (allow_drills)")
+    if problems:
+        raise RefusedError("run refused: " + "; ".join(problems), reason="RUN_OUTSIDE_POLICY")
+
+
+def check_round(
+    manifest: RoundManifest,
+    run: RunManifest,
+    policy: Policy,
+    *,
+    silo: str,
+    last_round: int,
+    model_hash: bytes,
+    peers: Mapping[SiloName, PeerIdentity],
+) -> None:
+    """Rules 2, 5, 6 and 7 before a silo sends anything in a round."""
+    _check_round_number(manifest, last_round)
+    _check_round_terms(manifest, run, policy, model_hash)
+    if silo not in manifest.names:
+        raise RefusedError(f"round {manifest.round} does not list this silo ({silo})", reason="NOT_IN_ROSTER")
+    _check_roster(manifest, run, policy, peers)
+
+
+def _check_round_number(manifest: RoundManifest, last_round: int) -> None:
+    if manifest.round <= last_round:
+        raise RefusedError(
+            f"round {manifest.round} is not later than round {last_round}, in which this silo already spoke",
+            reason="ROUND_NOT_LATER",
+        )
+
+
+def _check_round_terms(manifest: RoundManifest, run: RunManifest, policy: Policy, model_hash: bytes) -> None:
+    m = len(manifest.roster)
+    problems = []
+    fixed = {
+        "run": (manifest.run, run.digest()),
+        "d": (manifest.parameters, run.parameters),
+        "K": (manifest.coordinates, run.coordinates),
+        "alpha": (manifest.alpha, run.alpha),
+        "buffer size": (manifest.buffer_size, run.buffer_size),
+        "ring bits": (manifest.ring_bits, run.ring_bits),
+        "value bits": (manifest.value_bits, run.value_bits),
+        "f": (manifest.byzantine, run.byzantine),
+    }
+    problems += [f"{what} differs from the run manifest" for what, (here, there) in fixed.items() if here != there]
+    if m < policy.smallest_roster:
+        problems.append(f"a roster of {m} is smaller than the {policy.smallest_roster} this silo asks for")
+    if m == 0 or manifest.per_silo != manifest.coordinates // m or manifest.per_silo < 1:
+        problems.append("k is not floor(K/m)")
+    if 2 * share_threshold(m) - m <= run.colluders + run.byzantine:
+        problems.append(
+            f"with {m} silos two sets of {share_threshold(m)} holders may share only the {run.colluders} colluders and "
+            f"{run.byzantine} attackers, so two different survivor sets could both be confirmed"
+        )
+    lowest = max(run.smallest_range, policy.smallest_range)
+    if not (lowest <= manifest.clip_range <= run.largest_range):
+        problems.append(f"range {manifest.clip_range:g} is outside {lowest:g}..{run.largest_range:g}")
+    if manifest.model_hash != model_hash:
+        problems.append("the model it starts from is not the one this silo holds")
+    if problems:
+        raise RefusedError(f"round {manifest.round} refused: " + "; ".join(problems), reason="ROUND_OUTSIDE_POLICY")
+
+
+def _check_roster(manifest: RoundManifest, run: RunManifest, policy: Policy, peers: Mapping[SiloName, PeerIdentity]) -> None:
+    names = manifest.names
+    if list(names) != sorted(set(names), key=str.encode):
+        raise RefusedError("the roster repeats a name or is not in bytewise order", reason="BAD_ROSTER")
+    seen_keys: set[bytes] = set()
+    for entry in manifest.roster:
+        peer = peers.get(entry.name)
+        if entry.name not in run.silos:
+            raise _bad_member(entry.name, "is not on the run's list of silos")
+        if peer is None or peer.name != entry.name or peer.fingerprint != entry.fingerprint:
+            raise _bad_member(entry.name, "has no certificate that fits the manifest")
+        if peer.problem is not None:
+            raise _bad_member(entry.name, peer.problem)
+        if peer.role != "silo":
+            raise _bad_member(entry.name, f"has a certificate of role {peer.role!r}; only silos may be mates or holders")
+        if policy.pinned_fingerprints is not None and entry.fingerprint not in policy.pinned_fingerprints:
+            raise _bad_member(entry.name, "is not in this silo's pinned roster file")
+        if peer.verify_key.encoded in seen_keys:
+            raise _bad_member(entry.name, "shares its key with another member")
+        seen_keys.add(peer.verify_key.encoded)
+        try:
+            check_agreement_public(entry.session_key)
+            peer.verify_key.verify(entry.session_signature, session_key_message(manifest.run, entry.session_key))
+        except CryptoError as error:
+            raise _bad_member(entry.name, f"has an unusable session key ({error})") from error
+
+
+def _bad_member(name: str, why: str) -> RefusedError:
+    return RefusedError(f"roster member {name!r} {why}; this silo does not take part in the round", reason="BAD_ROSTER")
+
+
+def check_epsilon(manifest: RoundManifest, ledger: Ledger, policy: Policy) -> None:
+    """Rule 7, the budget: refuse before the charge would exceed it. No guarantee (alpha = 0) exceeds every budget."""
+    if policy.epsilon_budget is None:
+        return
+    cost = coordinate_epsilon(manifest.parameters, manifest.per_silo, manifest.alpha)
+    total = ledger.total
+    if cost is None or total is None or total + cost > policy.epsilon_budget:
+        spent = "no guarantee" if total is None else f"{total:.4g} spent"
+        price = "no finite epsilon (alpha = 0)" if cost is None else f"epsilon {cost:.4g}"
+        raise RefusedError(
+            f"a proposal costs {price}; {spent} of a budget of {policy.epsilon_budget:g}. This silo stops taking part; "
+            "raise epsilon_budget in its policy to go on",
+            reason="EPSILON_BUDGET",
+        )
+
+
+def check_consensus(
+    consensus: Consensus,
+    manifest: RoundManifest,
+    indices: NDArray[np.int64],
+) -> None:
+    """Rule 2 for everyone who confirms: roster names only, none twice, and no more coordinates than were asked for."""
+    if (consensus.run, consensus.round) != (manifest.run, manifest.round):
+        raise RefusedError("the consensus belongs to another round", reason="WRONG_ROUND")
+    if indices.size > len(manifest.roster) * manifest.per_silo:
+        raise RefusedError(f"|I| = {indices.size} exceeds m k", reason="CONSENSUS_TOO_LARGE")
+    assigned = [place.silo for buffer in consensus.assignment for place in buffer]
+    if len(set(assigned)) != len(assigned) or not set(assigned) <= set(manifest.names):
+        raise RefusedError("the assignment names a silo twice or one outside the roster", reason="BAD_ASSIGNMENT")
+
+
+def check_own_place(
+    consensus: Consensus,
+    run: RunManifest,
+    record: Record,
+    proposed: NDArray[np.int64],
+    indices: NDArray[np.int64],
+    c1: bytes,
+    peers: Mapping[SiloName, PeerIdentity],
+) -> int:
+    """Rule 2 before submitting: the own buffer's index, if its members and the consensus are what this silo agreed to."""
+    if not np.isin(proposed, indices, assume_unique=True).all():
+        raise RefusedError("the consensus leaves out coordinates this silo proposed", reason="PROPOSAL_LEFT_OUT")
+    place = _own_place(consensus.assignment, record.silo)
+    buffer = consensus.assignment[place]
+    stands = next(member for member in buffer if member.silo == record.silo)
+    if stands.record_digest != record.digest(c1):
+        raise RefusedError("the assignment shows another record than this silo's own", reason="RECORD_CHANGED")
+    if len(buffer) < max(run.min_survivors, 2):
+        raise RefusedError(
+            f"this silo's buffer has {len(buffer)} members, fewer than min_survivors = {run.min_survivors}",
+            reason="BUFFER_TOO_SMALL",
+        )
+    _check_mates(consensus, place, record.silo, c1, peers)
+    return place
+
+
+def _own_place(assignment: Assignment, silo: SiloName) -> int:
+    for number, buffer in enumerate(assignment):
+        if any(member.silo == silo for member in buffer):
+            return number
+    raise RefusedError("the assignment has no place for this silo", reason="NOT_ASSIGNED")
+
+
+def _check_mates(consensus: Consensus, place: int, own: SiloName, c1: bytes, peers: Mapping[SiloName, PeerIdentity]) -> None:
+    records = {record.silo: record for record in consensus.mates}
+    for member in consensus.assignment[place]:
+        if member.silo == own:
+            continue
+        record = records.get(member.silo)
+        if record is None or record.digest(c1) != member.record_digest:
+            raise RefusedError(f"mate {member.silo!r} has no record that fits the assignment", reason="BAD_MATE")
+        try:
+            peers[member.silo].verify_key.verify(record.signature, record.digest(c1))
+            check_agreement_public(record.mask_key)
+        except CryptoError as error:
+            raise RefusedError(f"mate {member.silo!r}: {error}", reason="BAD_MATE") from error
+
+
+def check_survivors(survivors: SurvivorSet, assignment: Assignment, c2: bytes, peers: Mapping[SiloName, PeerIdentity]) -> None:
+    """Rule 3: sign U only if every survivor is in its buffer and signed its submission under this silo's own C2."""
+    if len(survivors.buffers) != len(assignment):
+        raise RefusedError("U has another number of buffers than the assignment", reason="BAD_SURVIVORS")
+    for places, listed in zip(assignment, survivors.buffers, strict=True):
+        members = {place.silo for place in places}
+        names = [survivor.silo for survivor in listed]
+        if len(set(names)) != len(names) or not set(names) <= members:
+            raise RefusedError("U names a silo twice or outside its buffer", reason="BAD_SURVIVORS")
+        for survivor in listed:
+            try:
+                peers[survivor.silo].verify_key.verify(survivor.signature, submission_message(c2, survivor.silo))
+            except CryptoError as error:
+                raise RefusedError(
+                    f"survivor {survivor.silo!r} did not sign its submission under this silo's consensus",
+                    reason="BAD_SURVIVORS",
+                ) from error
+
+
+def count_confirmations(signatures: Signatures, c2: bytes, survivors: SurvivorSet, holders: Mapping[SiloName, VerifyKey]) -> int:
+    """How many distinct roster holders validly signed exactly this (C2, U)."""
+    message = confirmation_message(c2, survivors)
+    valid: set[SiloName] = set()
+    for name, signature in signatures:
+        key = holders.get(name)
+        if key is None or name in valid:
+            continue
+        try:
+            key.verify(signature, message)
+        except CryptoError:
+            continue
+        valid.add(name)
+    return len(valid)
+
+
+def openable_buffers(survivors: SurvivorSet, min_survivors: int, byzantine: int) -> frozenset[int]:
+    """Rule 4: the buffers about which anything may be revealed; none unless at least o_min reach min_survivors."""
+    reached = frozenset(n for n, buffer in enumerate(survivors.buffers) if len(buffer) >= min_survivors)
+    return reached if len(reached) >= buffers_needed(byzantine) else frozenset()
