@@ -34,8 +34,8 @@ def image_trainer(settings: TrainerSettings, dataset: ImageDataset) -> TorchTrai
     plain = Preparation(dataset.full_scale, dataset.mean, dataset.std, choose_device(settings.device))
     varied = Preparation(plain.full_scale, plain.mean, plain.std, plain.device, augment=settings.augments)
     order_seed = derived_seed(settings.seed, settings.shard_index, 3)
-    tested = np.arange(min(len(dataset.test), settings.evaluation_samples or len(dataset.test)))
-    calibrating = shard[: settings.calibration_samples]
+    tested = _some(np.arange(len(dataset.test)), settings.evaluation_samples, settings.seed)
+    calibrating = _some(shard, settings.calibration_samples, settings.seed)
     return TorchTrainer(
         model,
         train=ImageBatches(dataset.train, shard, varied, settings.batch_size, order_seed),
@@ -54,6 +54,11 @@ def shard_indices(settings: TrainerSettings, dataset: ImageDataset) -> NDArray[n
     else:
         shards = dirichlet_split(dataset.train.labels, settings.shard_count, settings.dirichlet_alpha, settings.seed)
     return shards[settings.shard_index]
+
+
+def _some(indices: NDArray[np.int64], count: int | None, seed: int) -> NDArray[np.int64]:
+    """A random choice in random order: image folders are sorted by class, and so would be their first thousand."""
+    return np.random.default_rng([seed, 4]).permutation(indices)[:count]
 
 
 def _user_trainer(reference: str, settings: TrainerSettings) -> Trainer:
