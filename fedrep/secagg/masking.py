@@ -116,9 +116,7 @@ def add_masks(vector: RingVector, masks: Sequence[Mask], *, negate: bool = False
 
 def _checked_dtype(dtype: np.dtype[Any]) -> RingDtype:
     if dtype.kind != "u" or dtype.itemsize not in (1, 2, 4) or _RING_DTYPES[8 * dtype.itemsize] != dtype:
-        raise InvalidInputError(
-            f"masks are added to little-endian unsigned integers of 8, 16 or 32 bits, not to {dtype}"
-        )
+        raise InvalidInputError(f"masks are added to little-endian unsigned integers of 8 to 32 bits, not to {dtype}")
     return _RING_DTYPES[8 * dtype.itemsize]
 
 
@@ -126,6 +124,4 @@ def _check_vector(vector: RingVector, dtype: RingDtype) -> None:
     if vector.dtype != dtype:
         raise InvalidInputError(f"this mask stream runs over {dtype}, but the chunk holds {vector.dtype}")
     if vector.ndim != 1 or not vector.flags.c_contiguous or not vector.flags.writeable:
-        raise InvalidInputError(
-            "masks are added in place: the vector must be one-dimensional, contiguous and writeable"
-        )
+        raise InvalidInputError("masks are added in place: the vector must be flat, contiguous and writeable")

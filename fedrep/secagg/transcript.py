@@ -23,7 +23,10 @@ def _append(field: Field, parts: list[bytes]) -> None:
     if isinstance(field, bytes):
         parts += (_HEADER.pack(b"b", len(field)), field)
     elif isinstance(field, str):
-        text = field.encode()
+        try:
+            text = field.encode()
+        except UnicodeEncodeError:
+            raise InvalidInputError("a text in a transcript is not valid Unicode (lone surrogate)") from None
         parts += (_HEADER.pack(b"s", len(text)), text)
     elif isinstance(field, bool):  # before int, which it is a subclass of
         parts.append(_HEADER.pack(b"t" if field else b"f", 0))
