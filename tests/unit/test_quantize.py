@@ -94,6 +94,18 @@ def test_values_outside_the_range_are_clipped_and_counted() -> None:
     assert result.dequantized[1:5].tolist() == [1.0, -1.0, 1.0, -1.0]
 
 
+@pytest.mark.parametrize("ring", [RingFormat(16, 13), RingFormat(16, 16), RingFormat(32, 32)], ids=str)
+def test_values_at_the_very_edge_never_round_up_beyond_the_limit(ring: RingFormat) -> None:
+    rng = np.random.default_rng(11)
+    for clip_range in rng.uniform(0.1, 3.0, 40).astype(np.float32):
+        edge = np.full(4_000, clip_range)
+        edge[::2] *= -1
+        levels = quantize(edge, float(clip_range), ring, rng).levels.view(ring.signed_dtype).astype(np.int64)
+        assert levels[1::2].max() <= ring.limit
+        assert levels[1::2].min() >= ring.limit - 1
+        assert levels[::2].min() >= -ring.limit
+
+
 @given(st.integers(1, 8), st.sampled_from([8, 16, 32]), st.integers(0, 2**32))
 def test_the_mean_over_a_buffer_comes_back_from_the_wrapped_sum(silos: int, ring_bits: int, seed: int) -> None:
     ring = RingFormat(ring_bits, value_bits(ring_bits, silos))
