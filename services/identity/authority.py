@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedrep.errors import ConflictError, DecodeError, InvalidInputError, NotFoundError, SettingsError
+from services.identity.authority_name import AUTHORITY_NAME, OWN_NAME
 from services.identity.certificates import (
     CERTIFICATE_FILE,
     KEY_FILE,
@@ -137,15 +138,21 @@ class CertificateAuthority:
             raise InvalidInputError(f"This authority signs for {self.federation!r}, not {identity.federation!r}.")
         if hosts and identity.role is not Role.SERVER:
             raise InvalidInputError(f"Only a server has host names; {identity} must not get any.")
+        if AUTHORITY_NAME in hosts.dns and identity.name != OWN_NAME:
+            raise InvalidInputError(f"{AUTHORITY_NAME} is the authority's own host name; choose another.")
         public = public_key_of(request)
         certificate = self._leaf(public, identity, days, hosts)
-        for other in self.register.names_of_key(key_fingerprint(certificate)) - {identity.name}:
+        self.check_key_is_free(key_fingerprint(certificate), identity.name)
+        return self._record(certificate, identity, hosts)
+
+    def check_key_is_free(self, fingerprint: bytes, name: str) -> None:
+        """One key under two names would let one silo count twice."""
+        for other in self.register.names_of_key(fingerprint) - {name}:
             raise ConflictError(
                 f"This key already belongs to {other}. Every name needs a key of its own: "
                 "enrol from an empty folder, so that a new key is made.",
                 reason="KEY_IN_USE",
             )
-        return self._record(certificate, identity, hosts)
 
     def _leaf(self, public: ec.EllipticCurvePublicKey, identity: Identity, days: float, hosts: Hosts) -> x509.Certificate:
         now = dt.datetime.now(dt.UTC).replace(microsecond=0)

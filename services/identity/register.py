@@ -152,9 +152,9 @@ class Register:
             return {row[0] for row in rows}
 
     def mark_revoked(self, name: str, now: dt.datetime) -> int:
-        """Revokes every certificate of `name` and voids its open invitations; counts the certificates."""
+        """Revokes every certificate of `name` and voids its invitations, used ones too; counts the certificates."""
         with self._connection() as connection:
-            connection.execute("UPDATE invitations SET void = 1 WHERE name = ? AND used_by IS NULL", (name,))
+            connection.execute("UPDATE invitations SET void = 1 WHERE name = ?", (name,))
             cursor = connection.execute(
                 "UPDATE certificates SET revoked_at = ? WHERE name = ? AND revoked_at IS NULL", (now.isoformat(), name)
             )

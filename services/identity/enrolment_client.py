@@ -1,0 +1,236 @@
+"""The silo's side of enrolment and renewal: the key is made here and stays here; a request goes out, a certificate comes
+back, and the root is believed only by the fingerprint in the invitation."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import hashlib
+import random
+import socket
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import structlog
+
+from fedrep.errors import CryptoError, FedrepError, RefusedError
+from fedrep.wire.v1 import enrolment_pb2 as wire
+from fedrep.wire.v1 import enrolment_pb2_grpc as wire_grpc
+from services.identity.authority import certificate_request
+from services.identity.authority_name import AUTHORITY_NAME
+from services.identity.certificates import NEXT_KEY_FILE, REVOCATIONS_FILE, Credentials, load_chain, to_pem
+from services.identity.folder import (
+    FederationAddresses,
+    check_root,
+    install,
+    prepare_request,
+    refuse_if_enrolled,
+    renewal_time,
+)
+from services.identity.invitations import Invitation
+from services.identity.names import Identity
+from services.identity.peer import RevocationSource
+from services.runtime.files import lock_folder, write_atomically
+from services.runtime.status import error_of
+from services.runtime.tls import KeyPair, channel_options, client_channel_credentials
+
+TIMEOUT = 20.0
+_log = structlog.get_logger(__name__)
+
+
+class UnreachableError(FedrepError):
+    """The other side did not answer; trying again later may help."""
+
+    status = "UNAVAILABLE"
+    default_reason = "UNREACHABLE"
+
+
+def split_address(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise RefusedError(f"{address!r} is not host:port.", reason="BAD_ADDRESS")
+    return host.strip("[]"), int(port)
+
+
+def fetch_root(address: str, fingerprint: bytes, timeout: float = TIMEOUT) -> bytes:
+    """The root certificate (PEM) from the chain that the authority presents, accepted only by its fingerprint.
+
+    Nothing is sent and nothing else is believed on this first, unverified connection.
+    """
+    unverified = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    unverified.check_hostname = False
+    unverified.verify_mode = ssl.CERT_NONE
+    unverified.minimum_version = ssl.TLSVersion.TLSv1_3
+    unverified.set_alpn_protocols(["h2"])
+    try:
+        with (
+            socket.create_connection(split_address(address), timeout) as plain,
+            unverified.wrap_socket(plain, server_hostname=AUTHORITY_NAME) as secured,
+        ):
+            presented = _presented_chain(secured)
+    except (OSError, ssl.SSLError) as error:
+        raise UnreachableError(
+            f"The certificate authority at {address} cannot be reached: {error}. "
+            "Check the network, and that `fedrep ca serve` runs there."
+        ) from None
+    check_root(presented[-1] if presented else b"", fingerprint)
+    return to_pem(load_chain(presented[-1]))
+
+
+def _presented_chain(secured: ssl.SSLSocket) -> list[bytes]:
+    """Python has this as a public method from 3.13 on; 3.11 and 3.12 have it one level deeper."""
+    public: Any = getattr(secured, "get_unverified_chain", None)
+    if public is not None:
+        return list(public())
+    inner: Any = secured._sslobj  # type: ignore[attr-defined]
+    return [ssl.PEM_cert_to_DER_cert(certificate.public_bytes()) for certificate in inner.get_unverified_chain() or ()]
+
+
+async def enrol(token: str, folder: Path, *, replace: bool = False, timeout: float = TIMEOUT) -> Credentials:
+    """From a token to credentials in `folder`. May be repeated after any failure with the same token and folder."""
+    invitation = Invitation.from_token(token)
+    with lock_folder(folder):
+        refuse_if_enrolled(folder, replace)
+        root = await asyncio.to_thread(fetch_root, invitation.enrolment_address, invitation.root_fingerprint, timeout)
+        request = prepare_request(folder)
+        async with _channel(invitation.enrolment_address, root, None) as channel:
+            answer: wire.EnrolResponse = await _call(
+                invitation.enrolment_address,
+                wire_grpc.EnrolmentServiceStub(channel).Enrol(  # type: ignore[no-untyped-call]
+                    wire.EnrolRequest(
+                        invitation_id=invitation.id, secret=invitation.secret.reveal(), certificate_request=request
+                    ),
+                    timeout=timeout,
+                ),
+            )
+        credentials = install(
+            folder,
+            answer.certificate_chain,
+            root,
+            answer.revocations,
+            addresses=FederationAddresses(
+                invitation.federation,
+                invitation.server_address,
+                invitation.enrolment_address,
+                answer.certificate_address,
+            ),
+            expected=Identity(invitation.name, invitation.role, invitation.federation),
+        )
+    _log.info("enrolled", identity=credentials.identity.uri, folder=str(folder))
+    return credentials
+
+
+async def renew(folder: Path, *, new_key: bool = False, timeout: float = TIMEOUT) -> Credentials:
+    """A new certificate for the same identity. The key stays unless `new_key`, so pins and manifests stay valid."""
+    credentials = Credentials.load(folder)
+    address = FederationAddresses.load(folder).certificates
+    if new_key:
+        (folder / NEXT_KEY_FILE).unlink(missing_ok=True)
+    request = prepare_request(folder) if new_key else certificate_request(credentials.private_key)
+    async with _channel(address, credentials.root, credentials.key_pair) as channel:
+        answer: wire.RenewResponse = await _call(
+            address,
+            wire_grpc.CertificateServiceStub(channel).Renew(  # type: ignore[no-untyped-call]
+                wire.RenewRequest(certificate_request=request), timeout=timeout
+            ),
+            credentials,
+        )
+    fresh = install(folder, answer.certificate_chain, credentials.root, answer.revocations, expected=credentials.identity)
+    _log.info("renewed", identity=fresh.identity.uri, until=fresh.certificate.not_valid_after_utc.isoformat())
+    return fresh
+
+
+async def keep_renewed(
+    folder: Path,
+    on_renewed: Callable[[Credentials], Awaitable[None]] | None = None,
+    *,
+    check_every: float = 3600.0,
+    now: Callable[[], dt.datetime] = lambda: dt.datetime.now(dt.UTC),
+) -> None:
+    """Runs beside a daemon for as long as it lives. A renewal that fails is tried again, and said each time."""
+    while True:
+        certificate = Credentials.load(folder).certificate
+        if now() >= renewal_time(certificate):
+            try:
+                fresh = await renew(folder)
+            except FedrepError as error:
+                left = certificate.not_valid_after_utc - now()
+                hours = round(left.total_seconds() / 3600, 1)
+                _log.warning("renewal_failed", problem=str(error), reason=error.reason, hours_left=hours)
+            else:
+                if on_renewed is not None:
+                    await on_renewed(fresh)
+        # Jitter, so that a federation enrolled on one day does not renew in one second.
+        await asyncio.sleep(check_every * random.uniform(0.8, 1.2))
+
+
+def revocations_from_authority(
+    address: str, load: Callable[[], Credentials], keep: Path | None = None, timeout: float = TIMEOUT
+) -> RevocationSource:
+    """Asks the authority; None while nothing changed. `keep` remembers the newest bundle over a restart."""
+    known = b""
+
+    async def fetch() -> bytes | None:
+        nonlocal known
+        answer = await get_revocations(address, load(), known, timeout)
+        if not answer.revocations:
+            return None
+        known = hashlib.sha256(answer.revocations).digest()
+        if keep is not None:
+            write_atomically(keep, answer.revocations, 0o644)
+        return answer.revocations
+
+    return fetch
+
+
+async def get_revocations(
+    address: str, credentials: Credentials, known: bytes = b"", timeout: float = TIMEOUT
+) -> wire.GetRevocationsResponse:
+    async with _channel(address, credentials.root, credentials.key_pair) as channel:
+        answer: wire.GetRevocationsResponse = await _call(
+            address,
+            wire_grpc.CertificateServiceStub(channel).GetRevocations(  # type: ignore[no-untyped-call]
+                wire.GetRevocationsRequest(known_sha256=known), timeout=timeout
+            ),
+            credentials,
+        )
+    return answer
+
+
+def known_revocations(folder: Path) -> bytes | None:
+    path = folder / REVOCATIONS_FILE
+    return path.read_bytes() if path.exists() else None
+
+
+@asynccontextmanager
+async def _channel(address: str, root: bytes, pair: KeyPair | None) -> AsyncIterator[grpc.aio.Channel]:
+    options = channel_options(server_name=AUTHORITY_NAME)
+    async with grpc.aio.secure_channel(address, client_channel_credentials(root, pair), options=options) as channel:
+        yield channel
+
+
+async def _call(address: str, call: Awaitable[Any], credentials: Credentials | None = None) -> Any:
+    try:
+        return await call
+    except grpc.RpcError as error:
+        refusal = error_of(error)
+        if refusal is not None:
+            raise refusal from None
+        if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            raise UnreachableError(str(error.details()), reason="TOO_MANY_CALLS") from None
+        if credentials is not None:
+            credentials.trust_store().verify(credentials.chain)  # an expired certificate of one's own looks like this
+        if "CERTIFICATE_VERIFY_FAILED" in str(error.details()):
+            raise CryptoError(
+                f"The certificate authority at {address} could not prove that it belongs to this federation. Check the "
+                "address and this machine's clock; if both are right, tell the federation's administrators.",
+                reason="WRONG_AUTHORITY",
+            ) from None
+        raise UnreachableError(
+            f"The certificate authority at {address} did not answer ({error.code().name}). Check the network and that "
+            "`fedrep ca serve` runs there; `fedrep doctor` shows how far a connection gets."
+        ) from None
