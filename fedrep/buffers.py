@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 
 from fedrep.errors import InvalidInputError
 
+Name = TypeVar("Name", bound=str)
 
-def shuffle(names: Iterable[str], rng: np.random.Generator) -> tuple[str, ...]:
+
+def shuffle(names: Iterable[Name], rng: np.random.Generator) -> tuple[Name, ...]:
     """A uniformly random order that depends on the set of names and the generator only."""
     ordered = sorted(names, key=lambda name: name.encode())
     for name, following in pairwise(ordered):
@@ -22,7 +25,7 @@ def shuffle(names: Iterable[str], rng: np.random.Generator) -> tuple[str, ...]:
     return tuple(ordered[position] for position in rng.permutation(len(ordered)))
 
 
-def cut(ordered_names: Sequence[str], buffer_size: int) -> tuple[tuple[str, ...], ...]:
+def cut(ordered_names: Sequence[Name], buffer_size: int) -> tuple[tuple[Name, ...], ...]:
     """Consecutive groups of the given order; larger groups come first."""
     groups = []
     start = 0

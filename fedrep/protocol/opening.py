@@ -5,6 +5,7 @@ Only sums ever exist here: a submission is added to its buffer on arrival and fo
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrep.aggregators import Aggregate, AggregatorWarning, build_rule
-from fedrep.errors import CryptoError, InvalidInputError
+from fedrep.aggregators import Aggregate, AggregatorWarning, ConfiguredRule, build_rule
+from fedrep.errors import CryptoError, InvalidInputError, SettingsError
 from fedrep.protocol.manifests import RoundManifest, SiloName
 from fedrep.protocol.messages import Proposal, Secret, SurvivorSet, share_hash
 from fedrep.quantize import RingFormat, open_mean
@@ -90,25 +91,37 @@ class Combined:
     notes: tuple[str, ...]
 
 
+def configured_rule(aggregator: str, settings: str) -> ConfiguredRule:
+    """`settings` is the manifest's JSON object: the rule's own keys, and `pre` with the steps to run before it."""
+    try:
+        values = json.loads(settings)
+    except ValueError as error:
+        raise SettingsError(f"the aggregator's settings are not JSON: {error}") from error
+    if not isinstance(values, dict) or not isinstance(values.get("pre", []), list):
+        raise SettingsError("the aggregator's settings are a JSON object, its `pre` a list of steps")
+    return build_rule(aggregator, {key: value for key, value in values.items() if key != "pre"}, values.get("pre", []))
+
+
 def combine_buffers(
     means: Mapping[int, NDArray[np.float32]],
     survivors: SurvivorSet,
     aggregator: str,
-    settings: Mapping[str, object],
+    settings: str,
     byzantine: int,
+    rng: np.random.Generator,
 ) -> Combined:
     """Run the robust rule with f' = min(f, floor((opened - 1) / 2))."""
     order = sorted(means)
     stack = np.stack([means[number] for number in order])
     tolerated = min(byzantine, (len(order) - 1) // 2)
-    rule = build_rule(aggregator, settings)
-    extra = {"weights": np.array([len(survivors.buffers[n]) for n in order], float)} if aggregator == "mean" else {}
+    rule = configured_rule(aggregator, settings)
+    weights = np.array([len(survivors.buffers[number]) for number in order], float)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", AggregatorWarning)  # the same words stand in the result's notes
-        result: Aggregate = rule(stack, byzantine_count=tolerated, **extra)
+        result: Aggregate = rule(stack, byzantine_count=tolerated, weights=weights, rng=rng)
     if not np.isfinite(result.vector).all():
         raise InvalidInputError("the aggregate is not finite")
     distances = {n: float(np.linalg.norm(stack[i] - result.vector)) for i, n in enumerate(order)}
     given = result.weights
-    weights = {n: float(given[i]) for i, n in enumerate(order)} if given is not None else {}
-    return Combined(result.vector, distances, weights, tolerated, tuple(result.notes))
+    shown = {n: float(given[i]) for i, n in enumerate(order)} if given is not None else {}
+    return Combined(result.vector, distances, shown, tolerated, tuple(result.notes))

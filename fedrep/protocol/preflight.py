@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 from fedrep.aggregators import AGGREGATORS, conditions
 from fedrep.buffers import largest_buffer
+from fedrep.errors import FedrepError
 from fedrep.protocol.manifests import MAX_HOLDERS, RunManifest, buffers_needed, share_threshold
+from fedrep.protocol.opening import configured_rule
 from fedrep.quantize import check_bit_budget, value_bits
 
 
@@ -135,9 +135,7 @@ def _aggregator(run: RunManifest) -> list[str]:
     if run.aggregator not in AGGREGATORS:
         return [f"aggregator {run.aggregator!r} is unknown: choose one of {', '.join(sorted(AGGREGATORS))}"]
     try:
-        settings = json.loads(run.aggregator_settings)
-    except ValueError:
-        return ["aggregator settings are not a JSON object"]
-    if not isinstance(settings, dict):
-        return ["aggregator settings are not a JSON object"]
+        configured_rule(run.aggregator, run.aggregator_settings)
+    except FedrepError as error:
+        return [str(error)]
     return conditions(run.aggregator, len(run.silos) // run.buffer_size, run.byzantine)

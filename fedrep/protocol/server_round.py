@@ -8,7 +8,6 @@ what rests here is that one silo can spoil its own buffer and never a round.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -94,7 +93,7 @@ class RoundResult:
 
 
 class ServerRound:
-    """A round from the first proposal to its outcome. `order` is this epoch's shuffle of all silos (see `buffers`)."""
+    """A round from the first proposal to its outcome. `order` is this epoch's shuffle of all silos; `rng` feeds rules that draw."""
 
     def __init__(
         self,
@@ -102,6 +101,7 @@ class ServerRound:
         manifest: RoundManifest,
         verify_keys: Mapping[SiloName, VerifyKey],
         order: tuple[SiloName, ...],
+        rng: np.random.Generator,
     ) -> None:
         self.run = run
         self.manifest = manifest
@@ -110,6 +110,7 @@ class ServerRound:
         self.result: RoundResult | None = None
         self._keys = verify_keys
         self._order = order
+        self._rng = rng
         self._numbers = {name: number for number, name in enumerate(manifest.names, start=1)}
         self._proposals: dict[SiloName, Proposal] = {}
         self._indices: dict[SiloName, NDArray[np.int64]] = {}
@@ -330,8 +331,9 @@ class ServerRound:
                 means,
                 self.survivors(),
                 self.run.aggregator,
-                json.loads(self.run.aggregator_settings),
+                self.run.aggregator_settings,
                 self.run.byzantine,
+                self._rng,
             )
         except FedrepError as error:
             return [*notes, *self._end(Outcome.SKIPPED, f"the aggregator refused: {error}")]

@@ -1,0 +1,45 @@
+"""Vectors in chunks: any model passes the default message cap, and nothing is allocated on a peer's word alone."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterator
+
+from fedrep.errors import DecodeError
+
+CHUNK_BYTES = 512 * 1024
+
+
+def cut_into_chunks(data: bytes, size: int = CHUNK_BYTES) -> Iterator[bytes]:
+    view = memoryview(data)
+    for start in range(0, len(view), size):
+        yield bytes(view[start : start + size])
+
+
+class Assembler:
+    """Collects a stream whose header announced `size` bytes with hash `sha256`; never holds more than `limit` bytes."""
+
+    def __init__(self, size: int, sha256: bytes, limit: int, what: str) -> None:
+        if size > limit:
+            raise DecodeError(f"{what}: {size} bytes announced, at most {limit} are possible here", reason="TOO_LARGE")
+        self._size = size
+        self._sha256 = sha256
+        self._what = what
+        self._parts: list[bytes] = []
+        self._length = 0
+
+    def add(self, chunk: bytes) -> None:
+        self._length += len(chunk)
+        if self._length > self._size:
+            raise DecodeError(f"{self._what}: more bytes than the {self._size} announced", reason="TOO_LARGE")
+        self._parts.append(chunk)
+
+    def finish(self) -> bytes:
+        if self._length != self._size:
+            message = f"{self._what}: the stream ended after {self._length} of {self._size} bytes"
+            raise DecodeError(message, reason="TRUNCATED")
+        data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        if not hmac.compare_digest(hashlib.sha256(data).digest(), self._sha256):
+            raise DecodeError(f"{self._what}: the bytes do not have the announced SHA-256; send them again", reason="WRONG_HASH")
+        return data

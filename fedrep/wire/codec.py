@@ -1,0 +1,298 @@
+"""Messages <-> protobuf. The only file that knows both sides; every function is total or raises DecodeError."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+from fedrep.errors import DecodeError
+from fedrep.protocol.manifests import (
+    Deadlines,
+    RosterEntry,
+    RoundManifest,
+    RunHash,
+    RunManifest,
+    SignedRoundManifest,
+    SignedRunManifest,
+    SiloName,
+)
+from fedrep.protocol.messages import (
+    Assigned,
+    Confirmation,
+    Consensus,
+    Outcome,
+    Proposal,
+    Record,
+    Reveal,
+    RevealedShare,
+    Secret,
+    Signatures,
+    Statement,
+    Submission,
+    Survivor,
+    SurvivorSet,
+    Update,
+)
+from fedrep.wire.v1 import federation_pb2 as pb
+
+_SECRETS = {Secret.SEED: pb.SECRET_KIND_SEED, Secret.KEY: pb.SECRET_KIND_KEY}
+_SECRETS_BACK = {wire: secret for secret, wire in _SECRETS.items()}
+_OUTCOMES = {Outcome.APPLIED: pb.OUTCOME_APPLIED, Outcome.SKIPPED: pb.OUTCOME_SKIPPED}
+_OUTCOMES_BACK = {wire: outcome for outcome, wire in _OUTCOMES.items()}
+
+
+def run_manifest_to_wire(manifest: RunManifest) -> pb.RunManifest:
+    plain = {field: getattr(manifest, field) for field in manifest.__dataclass_fields__ if field not in ("deadlines", "silos")}
+    return pb.RunManifest(**plain, silos=list(manifest.silos), deadlines=_deadlines_to_wire(manifest.deadlines))
+
+
+def run_manifest_from_wire(wire: pb.RunManifest) -> RunManifest:
+    fields = [field for field in RunManifest.__dataclass_fields__ if field not in ("deadlines", "silos")]
+    plain = {field: getattr(wire, field) for field in fields}
+    silos = tuple(SiloName(name) for name in wire.silos)
+    return RunManifest(**plain, silos=silos, deadlines=_deadlines_from_wire(wire.deadlines))
+
+
+def signed_run_to_wire(signed: SignedRunManifest) -> pb.SignedRunManifest:
+    return pb.SignedRunManifest(
+        manifest=run_manifest_to_wire(signed.manifest),
+        admin=signed.admin,
+        certificate=signed.certificate,
+        signature=signed.signature,
+    )
+
+
+def signed_run_from_wire(wire: pb.SignedRunManifest) -> SignedRunManifest:
+    return SignedRunManifest(run_manifest_from_wire(wire.manifest), wire.admin, wire.certificate, wire.signature)
+
+
+def round_manifest_to_wire(manifest: RoundManifest) -> pb.RoundManifest:
+    fields = [field for field in RoundManifest.__dataclass_fields__ if field not in ("deadlines", "roster")]
+    roster = [
+        pb.RosterEntry(
+            name=entry.name,
+            fingerprint=entry.fingerprint,
+            session_key=entry.session_key,
+            session_signature=entry.session_signature,
+        )
+        for entry in manifest.roster
+    ]
+    plain = {field: getattr(manifest, field) for field in fields}
+    return pb.RoundManifest(**plain, roster=roster, deadlines=_deadlines_to_wire(manifest.deadlines))
+
+
+def round_manifest_from_wire(wire: pb.RoundManifest) -> RoundManifest:
+    fields = [field for field in RoundManifest.__dataclass_fields__ if field not in ("deadlines", "roster", "run")]
+    roster = tuple(
+        RosterEntry(SiloName(entry.name), entry.fingerprint, entry.session_key, entry.session_signature) for entry in wire.roster
+    )
+    plain = {field: getattr(wire, field) for field in fields}
+    return RoundManifest(run=RunHash(wire.run), **plain, roster=roster, deadlines=_deadlines_from_wire(wire.deadlines))
+
+
+def signed_round_to_wire(signed: SignedRoundManifest) -> pb.SignedRoundManifest:
+    return pb.SignedRoundManifest(manifest=round_manifest_to_wire(signed.manifest), signature=signed.signature)
+
+
+def signed_round_from_wire(wire: pb.SignedRoundManifest) -> SignedRoundManifest:
+    return SignedRoundManifest(round_manifest_from_wire(wire.manifest), wire.signature)
+
+
+def _deadlines_to_wire(deadlines: Deadlines) -> pb.Deadlines:
+    return pb.Deadlines(propose=deadlines.propose, submit=deadlines.submit, confirm=deadlines.confirm, reveal=deadlines.reveal)
+
+
+def _deadlines_from_wire(wire: pb.Deadlines) -> Deadlines:
+    return Deadlines(wire.propose, wire.submit, wire.confirm, wire.reveal)
+
+
+def record_to_wire(record: Record) -> pb.Record:
+    return pb.Record(
+        silo=record.silo,
+        mask_key=record.mask_key,
+        seed_commitment=record.seed_commitment,
+        next_session_key=record.next_session_key,
+        shares_digest=record.shares_digest,
+        signature=record.signature,
+    )
+
+
+def record_from_wire(wire: pb.Record) -> Record:
+    return Record(
+        SiloName(wire.silo),
+        wire.mask_key,
+        wire.seed_commitment,
+        wire.next_session_key,
+        wire.shares_digest,
+        wire.signature,
+    )
+
+
+def proposal_to_wire(proposal: Proposal) -> pb.ProposalHeader:
+    return pb.ProposalHeader(
+        run=proposal.run,
+        round=proposal.round,
+        record=record_to_wire(proposal.record),
+        next_session_signature=proposal.next_session_signature,
+        sealed_shares=list(proposal.sealed_shares),
+        seed_share_hashes=list(proposal.seed_share_hashes),
+        key_share_hashes=list(proposal.key_share_hashes),
+        coordinates_size=len(proposal.coordinates),
+        coordinates_sha256=hashlib.sha256(proposal.coordinates).digest(),
+    )
+
+
+def proposal_from_wire(silo: SiloName, header: pb.ProposalHeader, coordinates: bytes) -> Proposal:
+    """`silo` comes from the caller's certificate, never from the message."""
+    return Proposal(
+        silo,
+        RunHash(header.run),
+        header.round,
+        coordinates,
+        record_from_wire(header.record),
+        header.next_session_signature,
+        tuple(header.sealed_shares),
+        tuple(header.seed_share_hashes),
+        tuple(header.key_share_hashes),
+    )
+
+
+def consensus_to_wire(consensus: Consensus) -> pb.ConsensusHeader:
+    return pb.ConsensusHeader(
+        run=consensus.run,
+        round=consensus.round,
+        assignment=[
+            pb.Buffer(members=[pb.Assigned(silo=place.silo, record_digest=place.record_digest) for place in buffer])
+            for buffer in consensus.assignment
+        ],
+        mates=[record_to_wire(record) for record in consensus.mates],
+        shares=[pb.SealedShare(dealer=dealer, ciphertext=ciphertext) for dealer, ciphertext in consensus.shares],
+        coordinates_size=len(consensus.coordinates),
+        coordinates_sha256=hashlib.sha256(consensus.coordinates).digest(),
+    )
+
+
+def consensus_from_wire(header: pb.ConsensusHeader, coordinates: bytes) -> Consensus:
+    assignment = tuple(
+        tuple(Assigned(SiloName(place.silo), place.record_digest) for place in buffer.members) for buffer in header.assignment
+    )
+    mates = tuple(record_from_wire(record) for record in header.mates)
+    shares = tuple((SiloName(share.dealer), share.ciphertext) for share in header.shares)
+    return Consensus(RunHash(header.run), header.round, coordinates, assignment, mates, shares)
+
+
+def submission_to_wire(submission: Submission) -> pb.SubmissionHeader:
+    return pb.SubmissionHeader(
+        run=submission.run,
+        round=submission.round,
+        signature=submission.signature,
+        masked_size=len(submission.masked),
+        masked_sha256=hashlib.sha256(submission.masked).digest(),
+    )
+
+
+def submission_from_wire(silo: SiloName, header: pb.SubmissionHeader, masked: bytes) -> Submission:
+    return Submission(silo, RunHash(header.run), header.round, masked, header.signature)
+
+
+def survivors_to_wire(survivors: SurvivorSet) -> pb.SurvivorSet:
+    return pb.SurvivorSet(
+        buffers=[
+            pb.SurvivingBuffer(survivors=[pb.Survivor(silo=s.silo, signature=s.signature) for s in buffer])
+            for buffer in survivors.buffers
+        ]
+    )
+
+
+def survivors_from_wire(wire: pb.SurvivorSet) -> SurvivorSet:
+    return SurvivorSet(tuple(tuple(Survivor(SiloName(s.silo), s.signature) for s in buffer.survivors) for buffer in wire.buffers))
+
+
+def confirmation_to_wire(confirmation: Confirmation) -> pb.ConfirmSurvivorsRequest:
+    return pb.ConfirmSurvivorsRequest(run=confirmation.run, round=confirmation.round, signature=confirmation.signature)
+
+
+def confirmation_from_wire(silo: SiloName, wire: pb.ConfirmSurvivorsRequest) -> Confirmation:
+    return Confirmation(silo, RunHash(wire.run), wire.round, wire.signature)
+
+
+def signatures_to_wire(signatures: Signatures) -> list[pb.HolderSignature]:
+    return [pb.HolderSignature(silo=silo, signature=signature) for silo, signature in signatures]
+
+
+def signatures_from_wire(wire: Iterable[pb.HolderSignature]) -> Signatures:
+    return tuple((SiloName(item.silo), item.signature) for item in wire)
+
+
+def reveal_to_wire(reveal: Reveal) -> pb.RevealSharesRequest:
+    shares = [pb.RevealedShare(dealer=share.dealer, secret=_SECRETS[share.secret], share=share.share) for share in reveal.shares]
+    return pb.RevealSharesRequest(run=reveal.run, round=reveal.round, shares=shares)
+
+
+def reveal_from_wire(silo: SiloName, wire: pb.RevealSharesRequest) -> Reveal:
+    shares = []
+    for share in wire.shares:
+        secret = _SECRETS_BACK.get(share.secret)
+        if secret is None:
+            raise DecodeError(f"the share of {share.dealer!r} does not say which secret it belongs to")
+        shares.append(RevealedShare(SiloName(share.dealer), secret, share.share))
+    return Reveal(silo, RunHash(wire.run), wire.round, tuple(shares))
+
+
+def statement_to_wire(statement: Statement) -> pb.Statement:
+    return pb.Statement(silo=statement.silo, signature=statement.signature)
+
+
+def statement_from_wire(wire: pb.Statement, run: bytes, round_number: int) -> Statement:
+    return Statement(SiloName(wire.silo), RunHash(run), round_number, wire.signature)
+
+
+def update_to_wire(update: Update, *, omit_coordinates: bool = False) -> tuple[pb.UpdateHeader, bytes]:
+    """The header and the payload (coordinates, then levels) that is streamed behind it."""
+    coordinates = b"" if omit_coordinates else update.coordinates
+    payload = coordinates + update.levels
+    header = pb.UpdateHeader(
+        run=update.run,
+        round=update.round,
+        outcome=_OUTCOMES[update.outcome],
+        reason=update.reason,
+        confirmations=signatures_to_wire(update.confirmations),
+        statements=[statement_to_wire(statement) for statement in update.statements],
+        opened=list(update.opened),
+        model_version=update.model_version,
+        model_hash=update.model_hash,
+        chain=update.chain,
+        scale=update.scale,
+        downlink_bits=update.downlink_bits,
+        coordinates_size=len(coordinates),
+        levels_size=len(update.levels),
+        payload_sha256=hashlib.sha256(payload).digest(),
+    )
+    if update.survivors is not None:
+        header.survivors.CopyFrom(survivors_to_wire(update.survivors))
+    return header, payload
+
+
+def update_from_wire(header: pb.UpdateHeader, payload: bytes) -> Update:
+    outcome = _OUTCOMES_BACK.get(header.outcome)
+    if outcome is None:
+        raise DecodeError("the update does not say how the round ended")
+    if len(payload) != header.coordinates_size + header.levels_size:
+        raise DecodeError("the update's payload has another length than its header says", reason="TRUNCATED")
+    return Update(
+        RunHash(header.run),
+        header.round,
+        outcome,
+        header.reason,
+        payload[: header.coordinates_size],
+        payload[header.coordinates_size :],
+        header.scale,
+        header.downlink_bits,
+        survivors_from_wire(header.survivors) if header.HasField("survivors") else None,
+        signatures_from_wire(header.confirmations),
+        tuple(statement_from_wire(item, header.run, header.round) for item in header.statements),
+        tuple(header.opened),
+        header.model_version,
+        header.model_hash,
+        header.chain,
+    )

@@ -1,0 +1,49 @@
+"""The server's settings: one frozen object, read once, all errors shown before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Retention(Section):
+    """What is kept of the past."""
+
+    models: int = Field(default=3, ge=1, description="latest model versions kept, besides the best one")
+    updates: int = Field(default=200, ge=1, description="rounds whose update a late silo can still fetch")
+
+
+class Alerts(Section):
+    """Where alerts go besides the event log."""
+
+    webhook: str | None = Field(default=None, description="URL that gets a JSON POST for every alert")
+    stalled_after: float = Field(default=600, gt=0, description="seconds without a finished round until a run counts as stalled")
+    epsilon_warning: float = Field(default=0.9, gt=0, le=1, description="share of an epsilon budget at which a warning is raised")
+
+
+class ServerSettings(Section):
+    host: str = Field(default="0.0.0.0", description="address the federation port listens on")
+    port: int = Field(default=7400, ge=0, le=65535, description="mTLS port for silos, admins and the dashboard")
+    health_port: int | None = Field(default=7401, ge=0, le=65535, description="plaintext port with gRPC health only, for probes")
+    metrics_port: int | None = Field(default=7402, ge=0, le=65535, description="plaintext Prometheus port")
+    data: Path = Field(default=Path("var/server"), description="folder for the database and the models")
+    database: str | None = Field(default=None, description="database URL; SQLite in the data folder when absent")
+    models: str = Field(default="folder", pattern="^(folder|database)$", description="where model files live")
+    credentials: Path = Field(default=Path("var/server/identity"), description="folder with key.pem, cert.pem and root.pem")
+    revocations: Path | None = Field(default=None, description="revocation list file; crl.pem in the credentials folder when absent")
+    gather_seconds: float = Field(default=5.0, ge=0, description="how long a quorum waits for the other silos before a round")
+    wait_seconds: float = Field(default=50.0, gt=0, description="longest a waiting call is held before the silo asks again")
+    grace_seconds: float = Field(default=20.0, gt=0, description="time to finish the open round when asked to stop")
+    log_json: bool | None = Field(default=None, description="JSON log lines; by default JSON unless on a terminal")
+    telemetry: str | None = Field(default=None, description="OTLP endpoint for traces")
+    retention: Retention = Retention()
+    alerts: Alerts = Alerts()
+
+    @property
+    def database_url(self) -> str:
+        return self.database or f"sqlite:///{self.data / 'fedrep.sqlite3'}"
