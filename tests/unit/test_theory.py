@@ -55,13 +55,14 @@ def within_error(samples: list[float], expected: float) -> bool:
 @pytest.mark.parametrize("alpha", [0.3, 0.9])
 def test_theorem_1_gives_the_dissimilarity_of_separately_sparsified_vectors(alpha: float) -> None:
     rng = np.random.default_rng(1)
-    d, k = 30, 6
+    d, k, fewer = 30, 6, 3
     v = rng.normal(size=d)
     w = v + 0.2 * rng.normal(size=d)
-    p, q = proposal_probabilities(v, k, alpha), proposal_probabilities(w, k, alpha)
+    p, q = proposal_probabilities(v, k, alpha), proposal_probabilities(w, fewer, alpha)
     expected = dissimilarity((v - w) ** 2, v**2, w**2, p * q, p * (1 - q), q * (1 - p))
     measured = [
-        float(np.sum((kept(v, propose(v, k, alpha, rng)) - kept(w, propose(w, k, alpha, rng))) ** 2)) for _ in range(4000)
+        float(np.sum((kept(v, propose(v, k, alpha, rng)) - kept(w, propose(w, fewer, alpha, rng))) ** 2))
+        for _ in range(4000)
     ]
     assert within_error(measured, expected)
 
