@@ -184,6 +184,14 @@ def test_each_kind_of_malformed_message_says_what_is_wrong(message: bytes, d: in
         decode_coordinates(message, d)
 
 
+def test_a_quotient_that_would_wrap_around_into_another_set_is_refused() -> None:
+    d = 2**31 - 1
+    message = encode_coordinates([2**30 + 2**29], d)
+    assert (message[4], message[-1]) == (30, 0b10)
+    with pytest.raises(DecodeError, match="outside"):
+        decode_coordinates(message[:-1] + bytes([0b100000]), d)
+
+
 def test_more_coordinates_than_expected_are_refused() -> None:
     message = encode_coordinates([1, 2, 3], 10)
     with pytest.raises(DecodeError, match="at most 2"):
