@@ -219,9 +219,7 @@ class AgreementKey:
             try:
                 agreed = SecretBytes(self._private.exchange(X25519PublicKey.from_public_bytes(peer_public)))
             except ValueError:  # the library's own check for an all-zero result
-                raise CryptoError(
-                    "the X25519 public key agrees on no secret; its owner must announce another"
-                ) from None
+                raise CryptoError("the X25519 public key agrees on no secret; its owner must announce another") from None
             self._agreed[peer_public] = agreed
         return agreed
 

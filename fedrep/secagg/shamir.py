@@ -77,9 +77,7 @@ def combine(shares: Mapping[int, bytes], threshold: int) -> bytes:
     points = tuple(sorted(shares)[:threshold])
     if points[0] < 1 or points[-1] > MAX_HOLDERS:
         raise CryptoError(f"shares belong to the points 1..{MAX_HOLDERS}, not to {points[0]}..{points[-1]}")
-    total = sum(
-        weight * _element(point, shares[point]) for point, weight in zip(points, _weights_at_zero(points), strict=True)
-    )
+    total = sum(weight * _element(point, shares[point]) for point, weight in zip(points, _weights_at_zero(points), strict=True))
     value = total % PRIME
     if value >> (8 * SECRET_BYTES):
         raise CryptoError("the shares rebuild to a value that is no 32-byte secret: at least one of them is wrong")

@@ -54,9 +54,7 @@ def test_a_ciphertext_reflected_to_its_dealer_does_not_open() -> None:
         pytest.param(BERT, ANNA, C1, "annab", "ert", id="a letter moved between the names"),
     ],
 )
-def test_any_other_context_is_refused(
-    own: AgreementKey, peer: AgreementKey, c1: bytes, dealer: str, holder: str
-) -> None:
+def test_any_other_context_is_refused(own: AgreementKey, peer: AgreementKey, c1: bytes, dealer: str, holder: str) -> None:
     with pytest.raises(CryptoError, match="does not open"):
         open_share(own, peer.public, c1, dealer, holder, sealed())
 
