@@ -151,7 +151,7 @@ def _pack_quotients(gaps: NDArray[Any], r: int, scratch: NDArray[Any]) -> bytes:
     scratch += 1
     np.cumsum(scratch, out=scratch)
     bits = np.zeros(int(scratch[-1]) + 1, dtype=np.bool_)
-    bits[scratch] = True
+    bits[scratch.astype(np.intp, copy=False)] = True
     return np.packbits(bits[1:], bitorder="little").tobytes()
 
 
