@@ -99,6 +99,8 @@ def check_bit_budget(ring_bits: int, largest_buffer: int) -> list[str]:
 def quantize(values: NDArray[Any], clip_range: float, ring: RingFormat, rng: np.random.Generator) -> Quantized:
     """Clip, round stochastically (unbiased inside the range) and wrap into the ring."""
     given = _vector_of_floats(values)
+    # A plain float takes the precision of the tile it is compared with; a numpy scalar would count R itself as clipped.
+    clip_range = float(clip_range)
     _check_range(clip_range)
     levels = np.empty(given.size, dtype=ring.signed_dtype)
     dequantized = np.empty(given.size, dtype=np.float32)

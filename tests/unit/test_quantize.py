@@ -178,3 +178,9 @@ def test_memory_beyond_the_result_does_not_grow_with_the_model() -> None:
     finally:
         tracemalloc.stop()
     assert peak < result.levels.nbytes + result.dequantized.nbytes + opened.nbytes + 4_000_000
+
+
+def test_a_value_equal_to_the_range_is_not_counted_as_clipped_whatever_type_the_range_has() -> None:
+    values = np.full(3, 0.1, dtype=np.float32)
+    for clip_range in (0.1, np.float64(0.1), np.float32(0.1)):
+        assert quantize(values, clip_range, RingFormat(16, 13), np.random.default_rng(12)).clip_rate == 0.0
