@@ -1,0 +1,201 @@
+"""Our aggregators against byzfl 0.0.11, interleaved in one run: `python -m benchmarks.aggregators [--quick] [--json PATH]`.
+
+The peer lives in `.bench/byzfl`; both sides run as idle-between-commands processes on the same array, and the peer counts with
+the faster of its numpy and torch paths. Times are the minimum over repeats. Settings are chosen so that both sides compute
+the same thing; where the definitions differ by themselves is printed below the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.environment import ROOT, peer_python
+
+REQUIREMENTS = ["byzfl==0.0.11", "torch==2.13.0"]
+RESULTS = ROOT / "benchmarks" / "results" / "aggregators.json"
+BYZANTINE = 6
+# Ratio wanted at d = 5M; half of it at 270k; none at 13.5k.
+TARGETS = {
+    "mean": None,
+    "median": 12,
+    "trimmed_mean": 4,
+    "meamed": None,
+    "krum": 10,
+    "multi_krum": 10,
+    "geometric_median": 20,
+    "centered_clipping": 20,
+    "nnm+trimmed_mean": 20,
+    "nnm+geometric_median": 20,
+    "arc+nnm+geometric_median": 20,
+}
+DIFFERENCES = (
+    "Krum and Multi-Krum: byzfl sums n - f - 1 neighbours, we the paper's n - f - 2; here it is called with f + 1.",
+    "Multi-Krum: with f + 1 byzfl averages n - f - 1 rows; we are asked for as many (our default is n - f).",
+    "Geometric median and centered clipping: byzfl starts at zero with absolute scales, and keeps the last centre between "
+    "calls of one object; ours starts at the most compact majority with relative scales unless told, and keeps nothing.",
+    "Median of an even number of rows: byzfl's torch path returns the lower of the two, its numpy path and ours their mean.",
+    "ARC and clipping: byzfl overwrites its input; ours never does.",
+    "NaN and infinity: byzfl lets them through (its geometric median drops infinite rows); ours refuses them by name.",
+    "FilterL2: byzfl's relative, CAF, starts its power iteration at random and does not end with one far outlier; not compared.",
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    rule: str
+    n: int
+    d: int
+    ours_ms: float
+    peer_ms: float | None
+    peer_path: str
+    ratio: float | None
+    target: float | None
+    ours_extra_mb: float
+    peer_extra_mb: float | None
+    disagreement: float | None
+
+
+class Side:
+    """A worker process and the questions it answers."""
+
+    def __init__(self, name: str, python: Path) -> None:
+        worker = Path(__file__).with_name("aggregators_worker.py")
+        self._process = subprocess.Popen(
+            [str(python), str(worker), name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+        )
+
+    def ask(self, **command: Any) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(command) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"The worker ended in the middle of {command}: probably out of memory. Try --quick.")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def measure(ours: Side, peer: Side, rule: str, n: int, d: int, repeats: int, folder: Path) -> Outcome:
+    ways = [] if _peer_bytes(rule, n, d) > _free_bytes() else ["numpy", "torch"]
+    best: dict[str, float] = {}
+    for _ in range(repeats):
+        for way, side in [("ours", ours), *((way, peer) for way in ways)]:
+            answer = side.ask(do="time", rule=rule, f=BYZANTINE, path="numpy" if way == "ours" else way)
+            if "error" in answer and way == "ours":
+                raise SystemExit(f"{rule} failed at n = {n}, d = {d}: {answer['error']}")
+            if "error" in answer:
+                raise SystemExit(f"byzfl's {rule} failed on its {way} path: {answer['error']}")
+            best[way] = min(best.get(way, np.inf), answer["seconds"])
+    fastest = min((way for way in best if way != "ours"), key=best.__getitem__, default="")
+    extra = ours.ask(do="memory", rule=rule, f=BYZANTINE, path="numpy")["bytes"]
+    peer_extra = peer.ask(do="memory", rule=rule, f=BYZANTINE, path=fastest).get("bytes") if fastest else None
+    target = TARGETS[rule] if d > 1_000_000 else (TARGETS[rule] or 0) / 2 or None if d > 100_000 else None
+    return Outcome(
+        rule, n, d,
+        ours_ms=best["ours"] * 1e3,
+        peer_ms=best[fastest] * 1e3 if fastest else None,
+        peer_path=fastest or "not run: too little memory",
+        ratio=best[fastest] / best["ours"] if fastest else None,
+        target=target,
+        ours_extra_mb=extra / 1e6,
+        peer_extra_mb=None if peer_extra is None else peer_extra / 1e6,
+        disagreement=_disagreement(ours, peer, rule, folder) if "numpy" in best else None,
+    )  # fmt: skip
+
+
+def _disagreement(ours: Side, peer: Side, rule: str, folder: Path) -> float:
+    for name, side in (("ours", ours), ("peer", peer)):
+        side.ask(do="save", rule=rule, f=BYZANTINE, path="numpy", to=str(folder / f"{name}.npy"))
+    mine, theirs = (np.load(folder / f"{name}.npy").astype(np.float64) for name in ("ours", "peer"))
+    return float(np.linalg.norm(mine - theirs) / np.linalg.norm(theirs))
+
+
+def _peer_bytes(rule: str, n: int, d: int) -> int:
+    """byzfl's NNM gathers n times n - f rows; its scipy distances are float64 copies."""
+    return n * (n - BYZANTINE) * d * 4 + n * d * 8 if "nnm" in rule else 3 * n * d * 8
+
+
+def _free_bytes() -> int:
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable"):
+            return int(line.split()[1]) * 1024 * 8 // 10
+    return 0
+
+
+def _table(outcomes: list[Outcome]) -> Table:
+    table = Table(title=f"f = {BYZANTINE}, float32; minimum over interleaved repeats; extra memory beyond input and output")
+    for column in ("rule", "n", "d", "ours ms", "byzfl ms", "path", "ratio", "target", "ours MB", "byzfl MB", "differs by"):
+        table.add_column(column, justify="left" if column in ("rule", "path") else "right", no_wrap=True)
+    for row in outcomes:
+        met = row.ratio is not None and row.target is not None and row.ratio >= row.target
+        colour = "green" if met else "red" if row.ratio is not None and row.target is not None else ""
+        ratio = _shown(row.ratio, "{:.1f}x")
+        table.add_row(
+            row.rule, str(row.n), f"{row.d:,}", f"{row.ours_ms:.2f}", _shown(row.peer_ms, "{:.2f}"), row.peer_path,
+            f"[{colour}]{ratio}[/]" if colour else ratio, _shown(row.target, "{:g}x"), f"{row.ours_extra_mb:.1f}",
+            _shown(row.peer_extra_mb, "{:.0f}"), _shown(row.disagreement, "{:.1e}"),
+        )  # fmt: skip
+    return table
+
+
+def _shown(value: float | None, form: str) -> str:
+    return "" if value is None else form.format(value)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Our aggregators against byzfl, interleaved.")
+    parser.add_argument("--quick", action="store_true", help="n = 16 and d up to 270k only, fewer repeats")
+    parser.add_argument("--json", type=Path, default=RESULTS, help="where the numbers go")
+    parser.add_argument("--rules", nargs="*", default=list(TARGETS), choices=list(TARGETS))
+    parser.add_argument("--rows", nargs="*", type=int, default=None)
+    parser.add_argument("--sizes", nargs="*", type=int, default=None)
+    options = parser.parse_args(arguments)
+    rows = options.rows or ([16] if options.quick else [16, 32])
+    sizes = options.sizes or ([13_500, 270_000] if options.quick else [13_500, 270_000, 5_000_000])
+    ours, peer = Side("fedrep", Path(sys.executable)), Side("byzfl", peer_python("byzfl", REQUIREMENTS))
+    outcomes: list[Outcome] = []
+    console = Console(width=None if sys.stdout.isatty() else 150)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for n in rows:
+            for d in sizes:
+                vectors = np.random.default_rng(n + d).standard_normal((n, d), dtype=np.float32)
+                vectors[:BYZANTINE] += 1.0
+                np.save(folder / "vectors.npy", vectors)
+                for side in (ours, peer):
+                    side.ask(do="load", path=str(folder / "vectors.npy"))
+                repeats = 3 if options.quick or d > 1_000_000 else 10
+                for rule in options.rules:
+                    console.print(f"[dim]{rule}, n = {n}, d = {d:,}[/]")
+                    outcomes.append(measure(ours, peer, rule, n, d, repeats, folder))
+    ours.close()
+    peer.close()
+    console.print(_table(outcomes))
+    for text in DIFFERENCES:
+        console.print(f"- {text}", highlight=False)
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    report = {"peer": REQUIREMENTS, "python": platform.python_version(), "numpy": np.__version__, "f": BYZANTINE}
+    report |= {"rows": [asdict(outcome) for outcome in outcomes], "differences": list(DIFFERENCES)}
+    options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
