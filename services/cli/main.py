@@ -25,6 +25,11 @@ class Command(NamedTuple):
 
 
 COMMANDS: Final[dict[str, Command]] = {
+    "ca": Command("services.cli.ca:app", "The consortium's certificate authority: init, sign, list, serve.", "server"),
+    "silo": Command("services.cli.silo:app", "Invite a silo (or another role) into the federation, or revoke it.", "server"),
+    "enroll": Command("services.cli.enroll:app", "Turn an invitation into a key and certificate on this machine.", "client"),
+    "renew": Command("services.cli.enroll:renew_app", "Get a new certificate before the old one ends.", "client"),
+    "doctor": Command("services.cli.doctor:app", "Why a silo does not get through, and what to do.", "client"),
     "epsilon": Command("services.cli.epsilon:app", "What proposing coordinates costs in privacy, by round and in all."),
     "plan": Command("services.cli.plan:app", "What a run's settings will give: buffers, slack, traffic, privacy."),
 }
@@ -104,7 +109,7 @@ def _explain(program: str, command: Command, error: Exception) -> int:
         return FAILED
     if isinstance(error, FedrepError):
         complain(program, str(error))
-        return FAILED
+        return CANNOT_CONNECT if error.status in UNREACHABLE_STATUS else FAILED
     if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] not in OWN_PACKAGES:
         extra = f"fedrep[{command.extra}]" if command.extra else str(error.name)
         complain(program, f"the Python package {error.name!r} is missing; install {extra} (pip install '{extra}').")
