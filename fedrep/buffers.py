@@ -40,9 +40,7 @@ def sizes(count: int, buffer_size: int) -> list[int]:
     if buffer_size < 1:
         raise InvalidInputError(f"A buffer holds at least one silo, not {buffer_size}.")
     if count < buffer_size:
-        raise InvalidInputError(
-            f"{count} silos cannot fill one buffer of {buffer_size}; wait for more or lower the size."
-        )
+        raise InvalidInputError(f"{count} silos cannot fill one buffer of {buffer_size}; wait for more or lower the size.")
     number = count // buffer_size
     smaller, extra = divmod(count, number)
     return [smaller + 1] * extra + [smaller] * (number - extra)

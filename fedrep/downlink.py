@@ -39,9 +39,7 @@ def encode_update(values: ArrayLike, residual_on_I: ArrayLike, bits: int = 16) -
     fresh = np.asarray(values, dtype=np.float64)
     carried = np.asarray(residual_on_I, dtype=np.float64)
     if fresh.ndim != 1 or fresh.shape != carried.shape:
-        raise InvalidInputError(
-            f"The update has shape {fresh.shape} and its residual {carried.shape}; both are one vector."
-        )
+        raise InvalidInputError(f"The update has shape {fresh.shape} and its residual {carried.shape}; both are one vector.")
     _require_finite(fresh, "The update")
     _require_finite(carried, "The downlink residual")
     wanted = np.clip(fresh + carried, -float(_FLOAT32.max), float(_FLOAT32.max))
@@ -63,9 +61,7 @@ def decode_update(levels: NDArray[Any], scale: float | np.float32) -> NDArray[np
         _require_finite(given, "The update")
         return given.astype(np.float32)
     if not 0.0 <= factor <= _LARGEST_SCALE:
-        raise InvalidInputError(
-            f"The scale of an update lies between 0 and {_LARGEST_SCALE}, but this one is {factor}."
-        )
+        raise InvalidInputError(f"The scale of an update lies between 0 and {_LARGEST_SCALE}, but this one is {factor}.")
     return np.multiply(given.astype(np.float32), factor)
 
 
@@ -80,9 +76,7 @@ def apply_update(model: NDArray[np.float32], indices: ArrayLike, values: NDArray
         changed = model[where] - values
     if not np.isfinite(changed).all():
         first = int(where[np.argmin(np.isfinite(changed))])
-        raise NonFiniteError(
-            f"Applying the update makes parameter {first} of the model infinite or NaN; it is not applied."
-        )
+        raise NonFiniteError(f"Applying the update makes parameter {first} of the model infinite or NaN; it is not applied.")
     following = model.copy()
     following[where] = changed
     return following

@@ -41,8 +41,7 @@ class RingFormat:
             raise InvalidInputError(_unknown_ring(self.ring_bits))
         if not 2 <= self.value_bits <= self.ring_bits:
             raise InvalidInputError(
-                f"{self.value_bits} value bits do not fit a ring of {self.ring_bits} bits; "
-                f"choose between 2 and {self.ring_bits}."
+                f"{self.value_bits} value bits do not fit a ring of {self.ring_bits} bits; choose between 2 and {self.ring_bits}."
             )
 
     @property

@@ -184,9 +184,7 @@ def _sorted_distinct(values: Coordinates) -> Coordinates:
 def _real_vector(update: ArrayLike) -> NDArray[Any]:
     vector = np.asarray(update)
     if vector.ndim != 1:
-        raise InvalidInputError(
-            f"An update is one vector, but this array has {vector.ndim} dimensions; flatten it first."
-        )
+        raise InvalidInputError(f"An update is one vector, but this array has {vector.ndim} dimensions; flatten it first.")
     if vector.dtype.kind in "iub":
         return vector.astype(np.float64)
     if vector.dtype.kind != "f":
@@ -205,9 +203,7 @@ def _integers(indices: ArrayLike) -> Coordinates:
 
 def _same_length(values: NDArray[Any], where: Coordinates) -> None:
     if values.shape != where.shape:
-        raise InvalidInputError(
-            f"{where.size} coordinates need as many values, but the values have shape {values.shape}."
-        )
+        raise InvalidInputError(f"{where.size} coordinates need as many values, but the values have shape {values.shape}.")
 
 
 def _non_finite(vector: NDArray[Any]) -> NonFiniteError:
