@@ -177,7 +177,7 @@ def _worst(
 ) -> Vectors:
     """The crafted vector for which the rule's result ends furthest from the honest mean.
 
-    The damage may jump (Krum) or rise without end (mean), so no slope is followed: the best of the trials is refined by
+    The damage may jump (Krum) or rise without end (mean), so no slope is followed: the two best trials are refined by
     factors that shrink towards one, and every step keeps the best seen.
     """
     apply = rule if rule is not None else coordinate_median
@@ -193,14 +193,18 @@ def _worst(
 
     if byzantine_count == 0:
         return repeat(mean, 0, vectors)
-    best = max(trials, key=damage)
-    most = damage(best)
-    for power in range(1, 6):
-        factor = 2.0 ** (2.0**-power)
-        for strength in (best * factor, best / factor):
-            done = damage(strength)
-            if done > most:
-                best, most = strength, done
+    ranked = sorted(((damage(strength), strength) for strength in trials), reverse=True)
+    most, best = ranked[0]
+    for done, start in ranked[:2]:  # both signs, where they do about the same
+        here, reached = start, done
+        for power in range(1, 9):
+            factor = 2.0 ** (2.0**-power)
+            for strength in (here * factor, here / factor):
+                done = damage(strength)
+                if done > reached:
+                    here, reached = strength, done
+        if reached > most:
+            best, most = here, reached
     return repeat(craft(best), byzantine_count, vectors)
 
 

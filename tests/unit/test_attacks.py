@@ -157,6 +157,15 @@ def test_optimised_alie_finds_a_larger_shift_than_the_formula_where_the_rule_let
     assert damage(honest, ATTACKS["opt_alie"](honest, 7, rule=trimmed_mean), trimmed_mean) > 1.5 * plain
 
 
+@pytest.mark.parametrize("rule", ["trimmed_mean", "krum"])
+def test_the_search_comes_close_to_the_worst_of_a_fine_grid(rule: str) -> None:
+    for seed in range(3):
+        honest = updates(seed=seed)
+        grid = [damage(honest, ATTACKS["alie"](honest, 7, z=z), RULES[rule]) for z in np.linspace(-5, 5, 401)]
+        found = damage(honest, ATTACKS["opt_alie"](honest, 7, rule=RULES[rule]), RULES[rule])
+        assert found >= 0.99 * max(grid)
+
+
 def test_the_search_takes_results_with_a_vector_and_survives_a_rule_that_works_in_place() -> None:
     class Result:
         def __init__(self, vector: Vectors) -> None:
