@@ -27,10 +27,11 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
         raise DecodeError(f"{path} cannot be read: {error}; fetch it again") from error
     if len(content) < 4 or content[:2] != b"\0\0" or content[2] != _IDX_UINT8:
         raise DecodeError(f"{path} is not an idx file of bytes; fetch it again")
-    dimensions = content[3]
-    start = 4 + 4 * dimensions
+    start = 4 + 4 * content[3]
+    if len(content) < start:
+        raise DecodeError(f"{path} ends within its header; fetch it again")
     shape = tuple(int(side) for side in np.frombuffer(content[4:start], dtype=">u4"))
-    if len(shape) != dimensions or len(content) - start != int(np.prod(shape, dtype=np.int64)):
+    if len(content) - start != int(np.prod(shape, dtype=np.int64)):
         raise DecodeError(f"{path} announces {list(shape)} values, but holds {len(content) - start} bytes of them")
     return np.frombuffer(content, dtype=np.uint8, offset=start).reshape(shape)
 
