@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from textwrap import wrap
 from typing import Annotated, Any
 
 import typer
@@ -78,7 +79,7 @@ def render(result: Mapping[str, Any]) -> str:
         f"  per round, exact      {text(exact):>12}",
         f"  Theorem 2 promises    {text(bound):>12}{theorem_remark(exact, bound)}",
         f"  total, rounds: {result['rounds']:<6,} {text(result['epsilon_total']):>12}",
-        f"Covers {result['covers']}.",
+        *wrap(f"It covers {result['covers']}.", width=118),
     ]
     if exact == "none":
         lines.append("With alpha = 0 there is no guarantee: a proposal is the top-k set itself.")
