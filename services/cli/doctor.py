@@ -13,6 +13,7 @@ from services.cli.ca import AsJson
 from services.cli.enroll import CredentialsFolder
 from services.cli.output import emit
 from services.identity.diagnosis import Outcome, diagnose
+from services.runtime.logging import configure_logging
 
 app = typer.Typer(add_completion=False)
 
@@ -27,6 +28,7 @@ def doctor(
     as_json: AsJson = False,
 ) -> int:
     """Check credentials, clock, revocation, DNS, TCP, TLS and the server's health, one after the other."""
+    configure_logging("doctor", level="WARNING")
     findings = asyncio.run(diagnose(folder, server, health))
     rows = [{"check": item.check, "outcome": item.outcome.value, "text": item.text, "advice": item.advice} for item in findings]
     healthy = all(item.outcome is not Outcome.FAILED for item in findings)

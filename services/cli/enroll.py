@@ -17,6 +17,7 @@ from services.identity import enrolment_client
 from services.identity.folder import FederationAddresses, install_bundle, prepare_request, refuse_if_enrolled
 from services.identity.invitations import LARGEST_TOKEN
 from services.runtime.files import lock_folder, write_atomically
+from services.runtime.logging import configure_logging
 
 app = typer.Typer(add_completion=False)
 renew_app = typer.Typer(add_completion=False)
@@ -42,6 +43,7 @@ def enroll(
     """Make a key on this machine and get a certificate for it. The key never leaves."""
     if sum(choice is not None for choice in (token, request, install)) != 1:
         raise typer.BadParameter("give a TOKEN, or --request FILE, or --install FILE")
+    configure_logging("enroll", level="WARNING")
     if request is not None:
         with lock_folder(folder):
             refuse_if_enrolled(folder, replace)
@@ -80,6 +82,7 @@ def renew(
     as_json: AsJson = False,
 ) -> None:
     """Get a new certificate now. The daemons do this by themselves at two thirds of a certificate's life."""
+    configure_logging("renew", level="WARNING")
     credentials = asyncio.run(enrolment_client.renew(folder, new_key=new_key))
     emit(describe_credentials(credentials, folder), as_json, render_credentials)
 

@@ -171,7 +171,9 @@ async def _answer(context: Context, call: str, work: Callable[[], Awaitable[Answ
         raise
     finally:
         elapsed = round((time.monotonic() - started) * 1000, 1)
-        _log.info("call", call=call, source=source_of(context.peer()), outcome=outcome, ms=elapsed)
+        # Followers ask for revocations every few seconds; at `info` they would drown the rest.
+        say = _log.debug if call == "GetRevocations" and outcome == "OK" else _log.info
+        say("call", call=call, source=source_of(context.peer()), outcome=outcome, ms=elapsed)
 
 
 class _Enrolment(wire_grpc.EnrolmentServiceServicer):

@@ -9,8 +9,7 @@ import hashlib
 import random
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,6 @@ from services.identity.folder import (
 )
 from services.identity.invitations import Invitation
 from services.identity.names import Identity
-from services.identity.peer import RevocationSource
 from services.runtime.files import lock_folder, write_atomically
 from services.runtime.status import error_of
 from services.runtime.tls import KeyPair, channel_options, client_channel_credentials
@@ -97,7 +95,7 @@ async def enrol(token: str, folder: Path, *, replace: bool = False, timeout: flo
         refuse_if_enrolled(folder, replace)
         root = await asyncio.to_thread(fetch_root, invitation.enrolment_address, invitation.root_fingerprint, timeout)
         request = prepare_request(folder)
-        async with _channel(invitation.enrolment_address, root, None) as channel:
+        async with _open_channel(invitation.enrolment_address, root, None) as channel:
             answer: wire.EnrolResponse = await _call(
                 invitation.enrolment_address,
                 wire_grpc.EnrolmentServiceStub(channel).Enrol(  # type: ignore[no-untyped-call]
@@ -131,7 +129,7 @@ async def renew(folder: Path, *, new_key: bool = False, timeout: float = TIMEOUT
     if new_key:
         (folder / NEXT_KEY_FILE).unlink(missing_ok=True)
     request = prepare_request(folder) if new_key else certificate_request(credentials.private_key)
-    async with _channel(address, credentials.root, credentials.key_pair) as channel:
+    async with _open_channel(address, credentials.root, credentials.key_pair) as channel:
         answer: wire.RenewResponse = await _call(
             address,
             wire_grpc.CertificateServiceStub(channel).Renew(  # type: ignore[no-untyped-call]
@@ -168,36 +166,55 @@ async def keep_renewed(
         await asyncio.sleep(check_every * random.uniform(0.8, 1.2))
 
 
-def revocations_from_authority(
-    address: str, load: Callable[[], Credentials], keep: Path | None = None, timeout: float = TIMEOUT
-) -> RevocationSource:
-    """Asks the authority; None while nothing changed. `keep` remembers the newest bundle over a restart."""
-    known = b""
+class AuthorityRevocations:
+    """A `RevocationSource` that asks the authority over one channel; None while nothing changed.
 
-    async def fetch() -> bytes | None:
-        nonlocal known
-        answer = await get_revocations(address, load(), known, timeout)
+    `load` is asked again after a failure, so that a certificate renewed meanwhile is used. `keep` remembers the newest
+    bundle over a restart.
+    """
+
+    def __init__(self, address: str, load: Callable[[], Credentials], keep: Path | None = None, timeout: float = TIMEOUT) -> None:
+        self._address = address
+        self._load = load
+        self._keep = keep
+        self._timeout = timeout
+        self._known = b""
+        self._channel: grpc.aio.Channel | None = None
+
+    async def __call__(self) -> bytes | None:
+        credentials = self._load()
+        if self._channel is None:
+            self._channel = _open_channel(self._address, credentials.root, credentials.key_pair)
+        try:
+            answer = await _ask(self._channel, self._address, credentials, self._known, self._timeout)
+        except BaseException:
+            await self.close()
+            raise
         if not answer.revocations:
             return None
-        known = hashlib.sha256(answer.revocations).digest()
-        if keep is not None:
-            write_atomically(keep, answer.revocations, 0o644)
+        self._known = hashlib.sha256(answer.revocations).digest()
+        if self._keep is not None:
+            write_atomically(self._keep, answer.revocations, 0o644)
         return answer.revocations
 
-    return fetch
+    async def close(self) -> None:
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close(None)
 
 
-async def get_revocations(
-    address: str, credentials: Credentials, known: bytes = b"", timeout: float = TIMEOUT
+async def get_revocations(address: str, credentials: Credentials, timeout: float = TIMEOUT) -> wire.GetRevocationsResponse:
+    async with _open_channel(address, credentials.root, credentials.key_pair) as channel:
+        return await _ask(channel, address, credentials, b"", timeout)
+
+
+async def _ask(
+    channel: grpc.aio.Channel, address: str, credentials: Credentials, known: bytes, timeout: float
 ) -> wire.GetRevocationsResponse:
-    async with _channel(address, credentials.root, credentials.key_pair) as channel:
-        answer: wire.GetRevocationsResponse = await _call(
-            address,
-            wire_grpc.CertificateServiceStub(channel).GetRevocations(  # type: ignore[no-untyped-call]
-                wire.GetRevocationsRequest(known_sha256=known), timeout=timeout
-            ),
-            credentials,
-        )
+    call = wire_grpc.CertificateServiceStub(channel).GetRevocations(  # type: ignore[no-untyped-call]
+        wire.GetRevocationsRequest(known_sha256=known), timeout=timeout
+    )
+    answer: wire.GetRevocationsResponse = await _call(address, call, credentials)
     return answer
 
 
@@ -206,11 +223,9 @@ def known_revocations(folder: Path) -> bytes | None:
     return path.read_bytes() if path.exists() else None
 
 
-@asynccontextmanager
-async def _channel(address: str, root: bytes, pair: KeyPair | None) -> AsyncIterator[grpc.aio.Channel]:
+def _open_channel(address: str, root: bytes, pair: KeyPair | None) -> grpc.aio.Channel:
     options = channel_options(server_name=AUTHORITY_NAME)
-    async with grpc.aio.secure_channel(address, client_channel_credentials(root, pair), options=options) as channel:
-        yield channel
+    return grpc.aio.secure_channel(address, client_channel_credentials(root, pair), options=options)
 
 
 async def _call(address: str, call: Awaitable[Any], credentials: Credentials | None = None) -> Any:

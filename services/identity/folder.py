@@ -11,6 +11,7 @@ import datetime as dt
 import hashlib
 import hmac
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -36,6 +37,7 @@ from services.identity.certificates import (
 from services.identity.keyfile import private_key_pem
 from services.identity.names import Identity
 from services.runtime.files import sync_folder, write_atomically
+from services.runtime.tls import KeyPair
 
 FEDERATION_FILE = "federation.json"
 
@@ -62,6 +64,11 @@ class FederationAddresses:
 
     def save(self, folder: Path) -> None:
         write_atomically(folder / FEDERATION_FILE, (json.dumps(asdict(self), indent=2) + "\n").encode(), 0o644)
+
+
+def key_pair_loader(folder: Path) -> Callable[[], KeyPair]:
+    """For `server_credentials`: reads the folder at every handshake, so a renewed certificate needs no restart."""
+    return lambda: Credentials.load(folder).key_pair
 
 
 def refuse_if_enrolled(folder: Path, replace: bool) -> None:
