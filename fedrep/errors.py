@@ -12,7 +12,8 @@
     │   ├── UnknownSiloError   the sender is not in the round's roster            PERMISSION_DENIED
     │   ├── WrongRoundError    another run or round than the current one          FAILED_PRECONDITION
     │   └── NotFoundError      a run, model version or certificate nobody has     NOT_FOUND
-    └── RefusedError           a silo's own rule or policy forbids the step       FAILED_PRECONDITION
+    ├── RefusedError           a silo's own rule or policy forbids the step       FAILED_PRECONDITION
+    └── StoreUnavailableError  the database or disk cannot be used now            UNAVAILABLE
 
 `reason` is the stable, machine-readable word sent as google.rpc.ErrorInfo; the text addresses a person.
 """
@@ -87,3 +88,8 @@ class NotFoundError(ProtocolError):
 class RefusedError(FedrepError):
     status = "FAILED_PRECONDITION"
     default_reason = "REFUSED_BY_SILO"
+
+
+class StoreUnavailableError(FedrepError):
+    status = "UNAVAILABLE"
+    default_reason = "STORE_UNAVAILABLE"

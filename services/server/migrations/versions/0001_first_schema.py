@@ -1,0 +1,200 @@
+"""The first schema."""
+
+from __future__ import annotations
+
+from alembic import op
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Double,
+    ForeignKey,
+    Integer,
+    LargeBinary,
+    String,
+    Text,
+    UniqueConstraint,
+)
+
+revision = "0001"
+down_revision = None
+
+
+def _run() -> Column[str]:
+    return Column("run", String, ForeignKey("runs.name"), primary_key=True)
+
+
+def _number(name: str, default: str | None = "0") -> Column[int]:
+    return Column(name, BigInteger, nullable=False, server_default=default)
+
+
+def _text(name: str) -> Column[str]:
+    return Column(name, Text, nullable=False, server_default="")
+
+
+def _key(name: str) -> Column[int]:
+    return Column(name, BigInteger, primary_key=True, autoincrement=False)
+
+
+def upgrade() -> None:
+    op.create_table(
+        "runs",
+        Column("name", String, primary_key=True),
+        Column("hash", LargeBinary, nullable=False),
+        Column("manifest", LargeBinary, nullable=False),
+        Column("options", LargeBinary, nullable=False),
+        Column("state", String, nullable=False),
+        _text("reason"),
+        Column("created_at", Double, nullable=False),
+        _number("last_round"),
+        _number("open_round"),
+        _number("model_version"),
+        Column("model_hash", LargeBinary, nullable=False),
+        Column("chain", LargeBinary, nullable=False),
+        Column("clip_range", Double, nullable=False),
+        _number("clip_quiet"),
+        Column("attendance", JSON, nullable=False),
+        Column("buffer_seed", LargeBinary, nullable=False),
+        _number("rounds_applied"),
+        _number("rounds_skipped"),
+        _number("bytes_up"),
+        _number("bytes_down"),
+        _number("last_event"),
+        UniqueConstraint("hash", name="runs_hash"),
+    )
+    op.create_table(
+        "rounds",
+        _run(),
+        _key("round"),
+        Column("outcome", String, nullable=False),
+        _text("reason"),
+        Column("started_at", Double, nullable=False),
+        Column("phase_seconds", JSON, nullable=False),
+        _number("consensus_size"),
+        _number("roster_size"),
+        _number("proposed"),
+        _number("survivors"),
+        _number("bytes_up"),
+        _number("bytes_down"),
+        Column("epsilon", Double),
+        Column("epsilon_theorem2", Double),
+        Column("clip_range", Double, nullable=False),
+        Column("clip_rate", Double),
+        Column("update_norm", Double),
+        _number("model_version"),
+        _number("per_silo"),
+        _number("tolerated"),
+        Column("buffers", JSON, nullable=False),
+        Column("silos", JSON, nullable=False),
+    )
+    op.create_table("updates", _run(), _key("round"), Column("header", LargeBinary, nullable=False))
+    op.create_table(
+        "update_payloads",
+        _run(),
+        _key("round"),
+        Column("coordinates", LargeBinary, nullable=False),
+        Column("levels", LargeBinary, nullable=False),
+    )
+    op.create_table(
+        "statements",
+        _run(),
+        _key("round"),
+        Column("silo", String, primary_key=True),
+        Column("signature", LargeBinary, nullable=False),
+    )
+    op.create_table(
+        "metrics",
+        _run(),
+        _key("round"),
+        Column("reporter", String, primary_key=True),
+        Column("role", String, nullable=False),
+        Column("model_version", BigInteger),
+        Column("train_loss", Double),
+        Column("loss", Double),
+        Column("accuracy", Double),
+        Column("samples", BigInteger),
+        Column("clip_rate", Double),
+        Column("train_seconds", Double),
+        Column("epsilon_total", Double),
+        Column("epsilon_budget", Double),
+        Column("drill", Text),
+        Column("problem", Text),
+        Column("given_up", BigInteger),
+    )
+    op.create_table(
+        "silos",
+        _run(),
+        Column("name", String, primary_key=True),
+        Column("last_seen", Double, nullable=False, server_default="0"),
+        _text("software_version"),
+        Column("certificate_expires", Double, nullable=False, server_default="0"),
+        _number("bytes_up"),
+        _number("bytes_down"),
+        Column("epsilon_ledger", Double, nullable=False, server_default="0"),
+        _number("releases_without_guarantee"),
+        _number("metrics_round"),
+        Column("epsilon_reported", Double),
+        Column("epsilon_budget", Double),
+        _text("drill"),
+        _text("problem"),
+        _number("given_up"),
+    )
+    op.create_table(
+        "ledger",
+        _run(),
+        Column("silo", String, primary_key=True),
+        _key("round"),
+        _number("d", None),
+        _number("k", None),
+        Column("alpha", Double, nullable=False),
+        Column("epsilon", Double),
+    )
+    op.create_table(
+        "events",
+        _run(),
+        _key("position"),
+        Column("at", Double, nullable=False),
+        Column("kind", String, nullable=False),
+        Column("severity", String, nullable=False),
+        _number("round"),
+        _text("silo"),
+        _text("text"),
+    )
+    op.create_table(
+        "models",
+        _run(),
+        _key("version"),
+        Column("hash", LargeBinary, nullable=False),
+        Column("chain", LargeBinary, nullable=False),
+        _number("size"),
+        Column("accuracy", Double),
+        Column("kept", Boolean, nullable=False),
+    )
+    op.create_table(
+        "model_files",
+        Column("run", String, primary_key=True),
+        _key("version"),
+        Column("hash", LargeBinary, nullable=False),
+        Column("chain", LargeBinary, nullable=False),
+        Column("residual_sha256", LargeBinary, nullable=False),
+    )
+    op.create_table(
+        "model_chunks",
+        Column("run", String, primary_key=True),
+        _key("version"),
+        Column("tensor", String, primary_key=True),
+        _key("number"),
+        Column("data", LargeBinary, nullable=False),
+    )
+    op.create_table(
+        "leadership",
+        Column("id", Integer, primary_key=True, autoincrement=False),
+        _number("term"),
+        _text("holder"),
+        CheckConstraint("id = 1", name="leadership_one_row"),
+    )
+    op.create_index("metrics_by_role", "metrics", ["run", "role", "round"])
+    op.create_index("metrics_best", "metrics", ["run", "role", "accuracy"])
+    op.execute("INSERT INTO leadership (id, term, holder) VALUES (1, 0, '')")

@@ -1,0 +1,37 @@
+"""What peers send, made fit for both databases.
+
+PostgreSQL refuses NUL in text and NaN in JSON, SQLite turns NaN into NULL, and neither holds an unsigned 64-bit number. A silo
+must not be able to fail a write, or be stored differently by the two, by sending one of these.
+"""
+
+from __future__ import annotations
+
+import math
+
+from sqlalchemy import Connection, Table
+from sqlalchemy.dialects import postgresql, sqlite
+
+LARGEST = 2**63 - 1
+LONGEST_TEXT = 4000
+
+
+def clean(value: str) -> str:
+    return value.replace("\x00", "\ufffd")[:LONGEST_TEXT]
+
+
+def finite(value: float | None) -> float | None:
+    """NaN and infinity become "not reported": no order, median or sum can use them."""
+    return float(value) if value is not None and math.isfinite(value) else None
+
+
+def whole(value: int | None) -> int | None:
+    return None if value is None else max(0, min(int(value), LARGEST))
+
+
+def insert_into(connection: Connection, table: Table) -> sqlite.Insert | postgresql.Insert:
+    """An INSERT that knows ON CONFLICT, which both databases spell alike and SQLAlchemy keeps per dialect."""
+    return sqlite.insert(table) if connection.dialect.name == "sqlite" else postgresql.insert(table)
+
+
+def keys_of(table: Table) -> list[str]:
+    return [column.name for column in table.primary_key]
