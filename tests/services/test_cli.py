@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -172,6 +173,17 @@ def test_an_interrupted_command_is_quiet(
     assert capsys.readouterr() == ("", "")
 
 
+def test_an_interruption_while_a_command_is_loading_is_quiet(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(name: str) -> ModuleType:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("services.cli.main.importlib.import_module", interrupted)
+    assert main(["epsilon"]) == 130
+    assert capsys.readouterr() == ("", "")
+
+
 def test_a_command_may_choose_its_exit_code(command: Callable[[Callable[[], None]], None]) -> None:
     command(raising(typer.Exit(5)))
     assert main(["fake"]) == 5
@@ -190,6 +202,7 @@ def test_a_reader_that_goes_away_is_no_news() -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},  # fails at the last flush
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
