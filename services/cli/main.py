@@ -25,6 +25,7 @@ class Command(NamedTuple):
 
 
 COMMANDS: Final[dict[str, Command]] = {
+    "dashboard": Command("services.cli.dashboard:app", "Watch and steer runs in the browser.", "dashboard"),
     "ca": Command("services.cli.ca:app", "The consortium's certificate authority: init, sign, list, serve.", "server"),
     "silo": Command("services.cli.silo:app", "Invite a silo (or another role) into the federation, or revoke it.", "server"),
     "enroll": Command("services.cli.enroll:app", "Turn an invitation into a key and certificate on this machine.", "client"),

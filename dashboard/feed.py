@@ -1,0 +1,234 @@
+"""Follows runs on the server: the whole history once, then every event, through restarts of either side.
+
+A page asks the feed, not the server, so a hundred open pages cost the server one stream per run, and the last known
+figures stay on the screen while the server is away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from dataclasses import dataclass
+from itertools import takewhile
+
+import grpc
+import structlog
+
+from dashboard import schema, view
+from dashboard.history import History
+from dashboard.observer import Observer, ServerRefusedError, ServerUnreachableError
+from fedrep.wire.v1 import observer_pb2
+
+KEPT_EVENTS = 2000
+MOST_FEEDS = 64
+RETRY_SECONDS = 1.0
+PATIENCE_SECONDS = 3.0
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class Item:
+    """One event and the round it changed, 0 if none."""
+
+    event: schema.EventRow
+    round: int
+
+
+class RunFeed:
+    def __init__(self, observer: Observer, name: str) -> None:
+        self.name = name
+        self.history = History()
+        self.items: deque[Item] = deque(maxlen=KEPT_EVENTS)
+        self.position = 0
+        self.generation = 0  # grows when the server's history is not the one we knew
+        self.summary: observer_pb2.RunSummary | None = None
+        self.answer: observer_pb2.GetRunResponse | None = None
+        self.used_at = time.monotonic()
+        self.watchers = 0
+        self._observer = observer
+        self._ready = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._failure: Exception | None = None
+        self._task = asyncio.create_task(self._follow())
+
+    @property
+    def oldest(self) -> int:
+        """Resuming is possible after this position or any later one."""
+        return self.items[0].event.position - 1 if self.items else self.position
+
+    async def ready(self) -> None:
+        """Until the history is loaded; raises if the server does not know the run or cannot be reached."""
+        await self._ready.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    @property
+    def changed(self) -> asyncio.Event:
+        """Set when something is taken in after this was read."""
+        return self._changed
+
+    async def close(self) -> None:
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+
+    @property
+    def ended(self) -> bool:
+        return self._task.done()
+
+    def run(self) -> schema.Run:
+        assert self.summary is not None  # `ready` was awaited
+        alerts = [item.event for item in self.items if item.event.severity == "alert"]
+        return view.run_of(self.summary, len(alerts), alerts[-1].text if alerts else "")
+
+    async def refresh(self) -> observer_pb2.GetRunResponse:
+        """The run with its silos as the server has it now, or as it last was."""
+        with contextlib.suppress(ServerUnreachableError):
+            self._adopt(await self._observer.run(self.name))
+        assert self.answer is not None
+        return self.answer
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                await self._load()
+                self._failure = None
+                async for message in self._observer.watch(self.name, self.position):
+                    self._take(message)
+            except ServerUnreachableError as error:
+                if not self._ready.is_set():
+                    self._failure = error
+                    self._ready.set()
+                    return  # the next request starts a new feed
+            except ServerRefusedError as error:
+                log.warning("run cannot be followed", run=self.name, problem=str(error))
+                if error.code is grpc.StatusCode.NOT_FOUND or not self._ready.is_set():
+                    self._failure = error
+                    self._ready.set()
+                    return
+            await asyncio.sleep(RETRY_SECONDS)
+
+    async def _load(self) -> None:
+        answer = await self._observer.run(self.name)
+        known = self.answer
+        if known is not None and (known.summary.run != answer.summary.run or answer.last_event < self.position):
+            self.history.clear()
+            self.items.clear()
+            self.generation += 1
+            known = None
+        self._adopt(answer)
+        if known is None:
+            self.position = max(0, answer.last_event - KEPT_EVENTS)
+        following = self.history.last + 1
+        while following:
+            page, following = await self._observer.rounds(self.name, following)
+            for item in page:
+                self.history.put(item)
+        if self.position >= answer.last_event:
+            self._ready.set()
+        else:  # a log cut short must not keep pages waiting
+            asyncio.get_running_loop().call_later(PATIENCE_SECONDS, self._ready.set)
+        self._wake()
+
+    def _adopt(self, answer: observer_pb2.GetRunResponse) -> None:
+        self.answer = answer
+        self.summary = answer.summary
+        self.history.coordinates = answer.manifest.manifest.coordinates
+        self.history.dense = answer.dense_bytes_per_silo_round
+
+    def _take(self, message: observer_pb2.WatchRunResponse) -> None:
+        if message.HasField("round"):
+            self.history.put(message.round)
+        if message.HasField("summary"):
+            self.summary = message.summary
+        if message.HasField("event") and message.event.position > self.position:
+            self.position = message.event.position
+            self.items.append(Item(view.event_of(message.event), message.round.round if message.HasField("round") else 0))
+        if self.answer is not None and self.position >= self.answer.last_event:
+            self._ready.set()
+        self._wake()
+
+    def since(self, position: int) -> list[Item]:
+        fresh = list(takewhile(lambda item: item.event.position > position, reversed(self.items)))
+        return fresh[::-1]
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+class Feeds:
+    """One feed per run somebody asked for, and the list of all runs, polled."""
+
+    def __init__(self, observer: Observer, poll_seconds: float) -> None:
+        self.observer = observer
+        self.summaries: list[observer_pb2.RunSummary] = []
+        self.polls = 0
+        self._poll_seconds = poll_seconds
+        self._feeds: dict[str, RunFeed] = {}
+        self._changed = asyncio.Event()
+
+    async def get(self, name: str) -> RunFeed:
+        feed = self._feeds.get(name)
+        if feed is None or feed.ended:
+            feed = self._feeds[name] = RunFeed(self.observer, name)
+        feed.used_at = time.monotonic()
+        await self._evict()
+        await feed.ready()
+        return feed
+
+    async def runs(self) -> list[schema.Run]:
+        """The latest list; asked for anew only before the first poll has come back."""
+        if not self.polls:
+            self._keep(await self.observer.runs())
+        return self.known_runs()
+
+    def known_runs(self) -> list[schema.Run]:
+        followed = {name: feed for name, feed in self._feeds.items() if feed.summary is not None}
+        found = []
+        for summary in self.summaries:
+            feed = followed.get(summary.name)
+            run = feed.run() if feed is not None else view.run_of(summary)
+            found.append(view.run_of(summary, run.alerts, run.last_alert))
+        return found
+
+    @property
+    def changed(self) -> asyncio.Event:
+        return self._changed
+
+    async def poll(self) -> None:
+        """Asks for all runs again and again; this is also what notices the server's death and return."""
+        while True:
+            try:
+                self._keep(await self.observer.runs())
+                await self._follow_unfinished()
+            except (ServerUnreachableError, ServerRefusedError) as error:
+                log.debug("poll failed", problem=str(error))
+            await asyncio.sleep(self._poll_seconds)
+
+    async def close(self) -> None:
+        for feed in self._feeds.values():
+            await feed.close()
+
+    def _keep(self, summaries: list[observer_pb2.RunSummary]) -> None:
+        self.polls += 1
+        if summaries != self.summaries or self.polls == 1:
+            self.summaries = summaries
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+    async def _follow_unfinished(self) -> None:
+        """Runs in progress are followed from the start, so that their alerts are on the overview."""
+        for summary in self.summaries[:MOST_FEEDS]:
+            if summary.state in ("waiting", "running", "paused"):
+                with contextlib.suppress(ServerUnreachableError, ServerRefusedError):
+                    await self.get(summary.name)
+
+    async def _evict(self) -> None:
+        idle = sorted((f for f in self._feeds.values() if not f.watchers), key=lambda feed: feed.used_at)
+        for feed in idle[: max(0, len(self._feeds) - MOST_FEEDS)]:
+            del self._feeds[feed.name]
+            await feed.close()

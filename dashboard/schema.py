@@ -1,0 +1,237 @@
+"""What the REST interface answers: the shapes a stranger finds in the OpenAPI document. Times are Unix seconds, sizes bytes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+RunState = Literal["waiting", "running", "paused", "finished", "stopped"]
+NAME = r"^[a-z0-9](?:[a-z0-9._-]{0,61}[a-z0-9])?$"
+Name = Annotated[str, Field(pattern=NAME, description="Lower-case letters, digits, dots, dashes, underscores.")]
+
+
+class Shape(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class Problem(Shape):
+    """Every error has this form."""
+
+    reason: str = Field(description="A stable word for programs, e.g. NOT_FOUND.")
+    detail: str = Field(description="What is wrong and what to do, for people.")
+
+
+class ServerState(Shape):
+    reachable: bool
+    since: float = Field(description="Since when it is or is not reachable.")
+    address: str
+    problem: str = ""
+
+
+class Status(Shape):
+    server: ServerState
+    version: str
+    now: float
+
+
+class Session(Shape):
+    signed_in: bool
+    user: str = ""
+    role: Literal["admin", "viewer", ""] = ""
+    csrf: str = Field(default="", description="Send as X-CSRF-Token with every change, if signed in by cookie.")
+    may_act: bool = Field(default=False, description="Whether this session may pause, resume, stop, exclude and readmit.")
+    may_create: bool = Field(default=False, description="Whether this session may create runs.")
+    note: str = Field(default="", description="Why actions are not offered, for people.")
+
+
+class SignIn(BaseModel):
+    token: str = Field(min_length=1, max_length=500)
+
+
+class Run(Shape):
+    name: str
+    hash: str
+    state: str
+    state_reason: str
+    created_at: float
+    round: int
+    rounds_planned: int
+    rounds_applied: int
+    rounds_skipped: int
+    model_version: int
+    accuracy: float | None
+    best_accuracy: float | None
+    loss: float | None
+    bytes_up: int
+    bytes_down: int
+    epsilon_total: float | None = Field(description="Largest epsilon any silo spent; null when there is no guarantee.")
+    epsilon_budget: float | None
+    silos_present: int
+    silos_allowed: int
+    aggregator: str
+    drills: bool
+    alerts: int = Field(default=0, description="Alerts among the events the dashboard has seen.")
+    last_alert: str = ""
+
+
+class Runs(Shape):
+    runs: list[Run]
+
+
+class Silo(Shape):
+    name: str
+    state: str
+    last_seen: float | None
+    software_version: str
+    bytes_up: int
+    bytes_down: int
+    certificate_expires: float | None
+    strikes: int
+    back_in_round: int | None
+    epsilon_total: float | None
+    epsilon_budget: float | None
+    drill: str
+    problem: str
+    given_up: int
+
+
+class Silos(Shape):
+    silos: list[Silo]
+
+
+class Model(Shape):
+    version: int
+    hash: str
+    accuracy: float | None
+    size: int
+    best: bool
+
+
+class Epsilon(Shape):
+    covers: str = Field(description="What epsilon is about, in one sentence.")
+    per_round: float | None
+    total: float | None
+    budget: float | None
+    budget_ends_in_round: int | None = Field(description="Last round that the budget still allows at the present cost.")
+    meaningful: bool = Field(description="Whether the total is small enough to promise anything.")
+
+
+class RunDetail(Shape):
+    run: Run
+    phase: str
+    open_round: int
+    last_event: int
+    settings: dict[str, Any] = Field(description="The run manifest's numbers, in the paper's words.")
+    options: dict[str, Any]
+    models: list[Model]
+    epsilon: Epsilon
+    dense_bytes_per_silo_round: int
+    signed_by: str
+
+
+class Buffer(Shape):
+    number: int
+    members: list[str]
+    survivors: int
+    opened: bool
+    discarded: str
+    distance: float | None
+    weight: float | None
+    mark: str = Field(description="used, discarded, or suspected: more than twice as far from the update as the median buffer.")
+
+
+class SiloInRound(Shape):
+    silo: str
+    status: str
+    bytes_up: int
+    bytes_down: int
+
+
+class RoundRow(Shape):
+    """A finished round with running totals over all rounds before it."""
+
+    round: int
+    outcome: Literal["applied", "skipped"]
+    reason: str
+    started_at: float
+    phase_seconds: list[float] = Field(description="propose, submit, confirm, reveal, closing")
+    consensus_size: int
+    roster_size: int
+    proposed: int
+    survivors: int
+    bytes_up: int
+    bytes_down: int
+    bytes_total: int
+    dense_bytes: int = Field(description="What dense float32 FedAvg would have moved for the silos that proposed.")
+    dense_total: int
+    paper_bytes: float = Field(description="(96 + 32/m) K bits per silo that proposed, in bytes.")
+    paper_total: float
+    epsilon: float | None
+    epsilon_theorem2: float | None
+    epsilon_sum: float | None = Field(description="For a silo that proposed in every round.")
+    epsilon_theorem2_sum: float | None
+    clip_range: float
+    clip_rate: float | None
+    update_norm: float | None
+    accuracy: float | None
+    loss: float | None
+    silo_accuracy_min: float | None
+    silo_accuracy_median: float | None
+    silo_accuracy_max: float | None
+    silo_loss_min: float | None
+    silo_loss_median: float | None
+    silo_loss_max: float | None
+    model_version: int
+    tolerated: int
+
+
+class Rounds(Shape):
+    rows: list[RoundRow]
+    total: int = Field(description="Rounds before thinning.")
+    last_event: int = Field(description="Position from which the live stream continues this answer.")
+
+
+class RoundDetail(Shape):
+    row: RoundRow
+    buffers: list[Buffer]
+    silos: list[SiloInRound]
+
+
+class HeatMap(Shape):
+    """Columns are rounds, or groups of neighbouring rounds in a long run; each cell then shows the group's worst."""
+
+    rows: list[str]
+    first_round: list[int]
+    last_round: list[int]
+    cells: list[list[str]] = Field(description="One list per row, one word per column; empty where the row had no part.")
+    values: list[list[float | None]] = Field(default=[], description="Distances, for buffers.")
+
+
+class EventRow(Shape):
+    position: int
+    at: float
+    kind: str
+    severity: str
+    round: int
+    silo: str
+    text: str
+
+
+class Events(Shape):
+    events: list[EventRow]
+    last_event: int
+
+
+class ComparedRun(Shape):
+    run: Run
+    settings: dict[str, Any]
+    rows: list[RoundRow]
+
+
+class Comparison(Shape):
+    runs: list[ComparedRun]
+
+
+class Reason(BaseModel):
+    reason: str = Field(default="", max_length=300, description="Shown to everyone.")

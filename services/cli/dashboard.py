@@ -1,0 +1,56 @@
+"""`fedrep dashboard`: the pages, the REST interface and the live streams, fed by a federation server."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pydantic import SecretStr
+
+from dashboard.app import create_app
+from dashboard.settings import DashboardSettings
+from services.runtime.logging import configure_logging
+from services.runtime.settings import load_settings
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def dashboard(
+    config: Annotated[Path | None, typer.Option("--config", help="Settings, TOML; FEDREP_DASHBOARD__... wins over it.")] = None,
+) -> None:
+    """Serve the dashboard until Ctrl-C."""
+    import uvicorn
+
+    settings, made = with_tokens(load_settings(DashboardSettings, config, "FEDREP_DASHBOARD"))
+    configure_logging("dashboard", level=settings.log_level)
+    application = create_app(settings)
+    scheme = "https" if settings.web_certificate else "http"
+    host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
+    print(f"Dashboard: {scheme}://{host}:{settings.port}/", file=sys.stderr)
+    for role, token in made.items():
+        print(f"{role} token, made for this start only: {token}", file=sys.stderr)
+    uvicorn.run(
+        application,
+        host=settings.host,
+        port=settings.port,
+        ssl_certfile=settings.web_certificate,
+        ssl_keyfile=settings.web_key,
+        proxy_headers=False,  # a forwarded address must not pass for the trusted proxy's own
+        server_header=False,
+        access_log=False,
+        log_config=None,
+        timeout_graceful_shutdown=2,  # open live streams never end by themselves
+    )
+
+
+def with_tokens(settings: DashboardSettings) -> tuple[DashboardSettings, dict[str, str]]:
+    """Where neither a token nor a proxy is set, nobody could sign in: make tokens, to be shown once."""
+    if settings.admin_token or settings.viewer_token or settings.proxy:
+        return settings, {}
+    made = {"admin": secrets.token_urlsafe(24), "viewer": secrets.token_urlsafe(24)}
+    update = {f"{role}_token": SecretStr(token) for role, token in made.items()}
+    return settings.model_copy(update=update), made
