@@ -33,7 +33,7 @@ from services.identity.certificates import (
 from services.identity.keyfile import private_key_pem, seal_key, unseal_key
 from services.identity.names import Identity, Role, check_name
 from services.identity.register import Hosts, IssuedCertificate, Register
-from services.runtime.files import write_atomically
+from services.runtime.files import taking_turns, write_atomically
 
 AUTHORITY_KEY, AUTHORITY_CHAIN, REGISTER_FILE, UPPER_REVOCATIONS = (
     "authority.key",
@@ -204,7 +204,16 @@ class CertificateAuthority:
         return count
 
     def publish_revocations(self) -> bytes:
-        """Sign a new, higher-numbered list, write it to `crl.pem`, and return that bundle."""
+        """Sign a new, higher-numbered list, write it to `crl.pem`, and return that bundle.
+
+        One process at a time: a list prepared before a revocation must not be written after the one that has it.
+        """
+        with taking_turns(self.folder / ".crl.lock"):
+            bundle = self._signed_list()
+            write_atomically(self.folder / REVOCATIONS_FILE, bundle, 0o644)
+        return bundle
+
+    def _signed_list(self) -> bytes:
         now = dt.datetime.now(dt.UTC).replace(microsecond=0)
         builder = (
             x509.CertificateRevocationListBuilder()
@@ -225,9 +234,7 @@ class CertificateAuthority:
                 )
         upper = self.folder / UPPER_REVOCATIONS
         bundle = self.chain + builder.sign(self._key, hashes.SHA256()).public_bytes(Encoding.PEM)
-        bundle += upper.read_bytes() if upper.exists() else b""
-        write_atomically(self.folder / REVOCATIONS_FILE, bundle, 0o644)
-        return bundle
+        return bundle + (upper.read_bytes() if upper.exists() else b"")
 
     def take_upper_revocations(self, bundle: bytes) -> None:
         """Carry the root's own list along, so that a revoked intermediate is known to everybody who asks."""

@@ -128,6 +128,7 @@ class AuthorityServer:
         self._servers = [open_port, closed_port]
         if self._addresses.health_port is not None:
             self._servers.append(await self._health_server(host, self._addresses.health_port))
+        await asyncio.to_thread(self._desk.authority.publish_revocations)
         for server in self._servers:
             await server.start()
         self._publishing = asyncio.create_task(self._keep_list_fresh())
@@ -144,8 +145,8 @@ class AuthorityServer:
     async def _keep_list_fresh(self) -> None:
         """A list is signed anew at half its life, so that nobody has to wonder whether the authority is still there."""
         while True:
-            await asyncio.to_thread(self._desk.authority.publish_revocations)
             await asyncio.sleep(LIST_LIFETIME.total_seconds() / 2)
+            await asyncio.to_thread(self._desk.authority.publish_revocations)
 
     async def stop(self, grace: float = 1.0) -> None:
         if self._publishing is not None:

@@ -83,6 +83,10 @@ class Credentials:
             reason="KEY_MISMATCH",
         )
 
+    def check(self, revocations: bytes | None = None, now: dt.datetime | None = None) -> None:
+        """Would others accept this certificate now? Strict about its dates, as TLS is: no skew is tolerated there."""
+        self.trust_store(revocations, skew=dt.timedelta(0)).verify(self.chain, now)
+
     @property
     def certificate(self) -> x509.Certificate:
         return load_chain(self.chain)[0]
@@ -103,9 +107,9 @@ class Credentials:
     def key_pair(self) -> KeyPair:
         return KeyPair(self.key_pem, self.chain)
 
-    def trust_store(self, revocations: bytes | None = None) -> TrustStore:
+    def trust_store(self, revocations: bytes | None = None, *, skew: dt.timedelta = CLOCK_SKEW) -> TrustStore:
         """A judge that knows the root and, from the own chain, the intermediate authority."""
-        store = TrustStore(self.root, load_chain(self.chain)[1:])
+        store = TrustStore(self.root, load_chain(self.chain)[1:], skew=skew)
         if revocations is not None:
             store.update_revocations(revocations)
         return store

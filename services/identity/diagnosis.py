@@ -43,27 +43,13 @@ class Finding:
     advice: str = ""
 
 
-# What a TLS alert from the other side means to a person here (RFC 8446, section 6.2).
-_ALERTS = {
-    "EXPIRED": (
-        "the server says that this certificate has expired",
-        "If the dates above are right, compare the server's clock with a time server; else ask for a new invitation.",
-    ),
-    "UNKNOWN_CA": (
-        "the server does not know the authority that issued this certificate",
-        "This folder belongs to another federation, or the server does. Compare root fingerprints.",
-    ),
-    "REVOKED": (
-        "the server says that this certificate is revoked",
-        "Ask the federation's administrators for a new invitation.",
-    ),
-    "CERTIFICATE_REQUIRED": (
-        "the server saw no certificate",
-        "A proxy that ends TLS may stand between; route the port through without ending TLS.",
-    ),
-    "PROTOCOL_VERSION": ("the other side does not speak TLS 1.3", "Check that this is a federation server's port."),
-    "BAD_CERTIFICATE": ("the server cannot use this certificate", "Ask for a new invitation and run fedrep enroll."),
-}
+# gRPC servers close the connection on a client certificate they do not accept, without saying why.
+_NOT_ACCEPTED = (
+    "the server closed the connection when it saw this certificate",
+    "If `certificate` above failed, start there. Otherwise the server's clock is wrong, it belongs to another federation "
+    "(compare root.pem on both sides), or a proxy between ends TLS. The server's log has a line with "
+    "CERTIFICATE_VERIFY_FAILED and the reason.",
+)
 
 
 async def diagnose(
@@ -118,8 +104,10 @@ def _own_certificate(credentials: Credentials, folder: Path, now: dt.datetime) -
     certificate = credentials.certificate
     end = certificate.not_valid_after_utc
     try:
-        trust = credentials.trust_store(known_revocations(folder))
-        trust.verify(credentials.chain, now)
+        known = known_revocations(folder)
+        credentials.check(None, now)  # the certificate first: a list of another authority is then no surprise
+        credentials.check(known, now)
+        trust = credentials.trust_store(known)
     except CryptoError as error:
         return [Finding("certificate", Outcome.FAILED, str(error))]
     left = f"valid until {end:%Y-%m-%d %H:%M} UTC ({(end - now).days} days)"
@@ -200,7 +188,7 @@ def _handshake(plain: socket.socket, host: str, credentials: Credentials) -> Fin
             # In TLS 1.3 the server judges the client's certificate after the client's last message: its verdict is the
             # first thing to read, an alert or HTTP/2 settings.
             if not secured.recv(64):
-                return Finding("TLS", Outcome.FAILED, *_ALERTS["BAD_CERTIFICATE"])
+                return Finding("TLS", Outcome.FAILED, *_NOT_ACCEPTED)
             return Finding("TLS", Outcome.OK, f"{secured.version()}, both certificates accepted")
     except ssl.SSLCertVerificationError as error:
         advice = (
@@ -208,11 +196,9 @@ def _handshake(plain: socket.socket, host: str, credentials: Credentials) -> Fin
             "Check the address and this machine's clock, then ask the server's operator."
         )
         return Finding("TLS", Outcome.FAILED, f"the server's certificate is not acceptable: {error.verify_message}", advice)
-    except (ssl.SSLError, OSError) as error:
-        words = str(error).upper().replace(" ", "_")
-        for alert, (text, advice) in _ALERTS.items():
-            if alert in words:
-                return Finding("TLS", Outcome.FAILED, text, advice)
+    except ConnectionResetError:
+        return Finding("TLS", Outcome.FAILED, *_NOT_ACCEPTED)
+    except OSError as error:
         advice = "Check that this is the federation server's gRPC port, and that no proxy between ends TLS."
         return Finding("TLS", Outcome.FAILED, f"the handshake failed: {error}", advice)
 

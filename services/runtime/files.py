@@ -62,3 +62,14 @@ def lock_folder(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def taking_turns(path: Path) -> Iterator[None]:
+    """Wait for, then hold, the lock file at `path`: for short steps that several processes may want at once."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
