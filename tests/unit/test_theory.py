@@ -61,8 +61,7 @@ def test_theorem_1_gives_the_dissimilarity_of_separately_sparsified_vectors(alph
     p, q = proposal_probabilities(v, k, alpha), proposal_probabilities(w, fewer, alpha)
     expected = dissimilarity((v - w) ** 2, v**2, w**2, p * q, p * (1 - q), q * (1 - p))
     measured = [
-        float(np.sum((kept(v, propose(v, k, alpha, rng)) - kept(w, propose(w, fewer, alpha, rng))) ** 2))
-        for _ in range(4000)
+        float(np.sum((kept(v, propose(v, k, alpha, rng)) - kept(w, propose(w, fewer, alpha, rng))) ** 2)) for _ in range(4000)
     ]
     assert within_error(measured, expected)
 
