@@ -2,6 +2,9 @@
 
 The field is that of the smallest prime above 2^256, so that every 32-byte string is a secret of its own, without any
 reduction. An element takes 33 bytes, big-endian. Holders are the points 1, 2, ...; the secret is the value at 0.
+
+Python's integers do not compute in constant time. Dealer and server each run this once per secret on a machine of their own,
+out of reach of anyone who could measure it.
 """
 
 from __future__ import annotations

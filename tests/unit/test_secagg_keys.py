@@ -56,6 +56,12 @@ def test_a_secret_and_a_private_key_are_never_pickled(protocol: int) -> None:
             pickle.dumps(secret, protocol)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_signing_key_is_never_pickled(kind: KeyKind) -> None:
+    with pytest.raises(TypeError, match="cannot pickle"):
+        pickle.dumps(generate_signing_key(kind))
+
+
 def test_a_secret_and_a_private_key_are_never_copied() -> None:
     for secret in (SecretBytes(b"s"), AgreementKey.generate()):
         for duplicate in (copy.copy, copy.deepcopy):
