@@ -45,10 +45,13 @@ class ModelState:
         fingerprint = model_hash(own)
         return cls(own, 0, fingerprint, first_link(fingerprint))
 
-    def _advance(self, indices: NDArray[np.int64], values: NDArray[np.float32]) -> ModelState:
-        vector = apply_update(self.vector, indices, values)
+    def succeeded_by(self, vector: NDArray[np.float32]) -> ModelState:
+        """Other parameters as the next version of this model: versions and the chain only go forward."""
         fingerprint = model_hash(vector)
         return ModelState(vector, self.version + 1, fingerprint, next_link(self.chain, self.version + 1, fingerprint))
+
+    def _advance(self, indices: NDArray[np.int64], values: NDArray[np.float32]) -> ModelState:
+        return self.succeeded_by(apply_update(self.vector, indices, values))
 
     def follow(self, update: Update, indices: NDArray[np.int64]) -> ModelState:
         """A silo's step: apply G, then insist on the hash and chain that the server announced."""

@@ -16,13 +16,7 @@ from numpy.typing import NDArray
 
 from fedrep.buffers import cut
 from fedrep.coding import encode_coordinates
-from fedrep.errors import (
-    ConflictError,
-    CryptoError,
-    FedrepError,
-    InvalidInputError,
-    OutOfPhaseError,
-)
+from fedrep.errors import ConflictError, FedrepError, OutOfPhaseError
 from fedrep.protocol.attendance import RoundReport
 from fedrep.protocol.manifests import (
     RoundManifest,
@@ -53,15 +47,7 @@ from fedrep.protocol.messages import (
     SurvivorSet,
     consensus_context,
 )
-from fedrep.protocol.opening import (
-    Combined,
-    Recovered,
-    combine_buffers,
-    masks_left_in_sum,
-    open_buffer,
-    recover,
-    share_matches,
-)
+from fedrep.protocol.opening import Combined, combine_buffers, masks_left_in_sum, open_buffer
 from fedrep.protocol.server_rules import (
     check_confirmation,
     check_header,
@@ -70,6 +56,7 @@ from fedrep.protocol.server_rules import (
     check_reveal,
     check_submission,
 )
+from fedrep.protocol.share_book import ShareBook
 from fedrep.protocol.silo_rules import openable_buffers
 from fedrep.secagg.keys import VerifyKey
 from fedrep.sparsify import union
@@ -93,7 +80,7 @@ class RoundResult:
 
 
 class ServerRound:
-    """A round from the first proposal to its outcome. `order` is this epoch's shuffle of all silos; `rng` feeds rules that draw."""
+    """From the first proposal to the outcome. `order` is this epoch's shuffle of all silos; `rng` feeds rules that draw."""
 
     def __init__(
         self,
@@ -124,26 +111,23 @@ class ServerRound:
         self._survivors: SurvivorSet | None = None
         self._confirmations: dict[SiloName, bytes] = {}
         self._reveals: dict[SiloName, Reveal] = {}
-        self._shares: dict[tuple[SiloName, Secret], dict[int, bytes]] = {}
-        self._mismatches: dict[SiloName, set[SiloName]] = {}
+        self._book = ShareBook(self._proposals, manifest.threshold)
         self._discarded: dict[int, str] = {}
-        self._cheats: set[SiloName] = set()
+        self._aborted = False
 
     def receive(self, event: Event) -> list[Effect]:
         """The transition table of docs/protocol.md."""
         match self.phase, event:
+            case _, (Proposal() | Submission() | Confirmation() | Reveal()) if self._is_resend(event):
+                return []  # the answer was lost, whatever has happened since
             case Phase.PROPOSE, Proposal():
                 return self._add_proposal(event)
             case Phase.PROPOSE, DeadlinePassed(Phase.PROPOSE):
                 return self._fix_consensus()
-            case ((Phase.SUBMIT | Phase.CONFIRM | Phase.REVEAL), Proposal()) if self._is_resend(event):
-                return []
             case Phase.SUBMIT, Submission():
                 return self._add_submission(event)
             case Phase.SUBMIT, DeadlinePassed(Phase.SUBMIT):
                 return self._fix_survivors()
-            case ((Phase.CONFIRM | Phase.REVEAL), Submission()) if self._is_resend(event):
-                return []
             case ((Phase.CONFIRM | Phase.REVEAL), Confirmation()):
                 return self._add_confirmation(event)
             case Phase.CONFIRM, DeadlinePassed(Phase.CONFIRM):
@@ -152,10 +136,8 @@ class ServerRound:
                 return self._add_reveal(event)
             case Phase.REVEAL, DeadlinePassed(Phase.REVEAL):
                 return self._open()
-            case Phase.DONE, Reveal() if self._is_resend(event):
-                return []
             case ((Phase.PROPOSE | Phase.SUBMIT | Phase.CONFIRM | Phase.REVEAL), Aborted()):
-                return self._end(Outcome.SKIPPED, event.reason)
+                return self._abort(event.reason)
             case _, DeadlinePassed():
                 return []  # a timer that fired after its phase was over
             case _:
@@ -164,6 +146,10 @@ class ServerRound:
     @property
     def proposed(self) -> frozenset[SiloName]:
         return frozenset(self._proposals)
+
+    def proposed_coordinates(self) -> dict[SiloName, bytes]:
+        """A hash of each proposer's I_k: equal to an earlier one if and only if it released nothing new."""
+        return {name: hashlib.sha256(proposal.coordinates).digest() for name, proposal in self._proposals.items()}
 
     def consensus_for(self, silo: SiloName) -> Consensus:
         """What this silo may see: every place, but only its own mates' records and the shares sealed to it."""
@@ -190,23 +176,24 @@ class ServerRound:
     def confirmations(self) -> Signatures:
         return tuple(sorted(self._confirmations.items()))
 
-    def _is_resend(self, event: Proposal | Submission | Reveal) -> bool:
+    def _is_resend(self, event: Proposal | Submission | Confirmation | Reveal) -> bool:
         """Whether the same bytes were accepted before; a conflicting message is refused, whatever the phase."""
         check_header(event, self.manifest)
-        if isinstance(event, Proposal):
-            known, same = event.silo in self._proposals, self._proposals.get(event.silo) == event
-        elif isinstance(event, Submission):
-            known = event.silo in self._submitted
-            same = known and self._submitted[event.silo] == _submission_key(event)
-        else:
-            known, same = event.silo in self._reveals, self._reveals.get(event.silo) == event
-        if known and not same:
+        before: object
+        match event:
+            case Proposal():
+                before, now = self._proposals.get(event.silo), event
+            case Submission():
+                before, now = self._submitted.get(event.silo), _submission_key(event)
+            case Confirmation():
+                before, now = self._confirmations.get(event.silo), event.signature
+            case Reveal():
+                before, now = self._reveals.get(event.silo), event
+        if before is not None and before != now:
             raise ConflictError(f"{event.silo!r} already sent another {type(event).__name__} in this round")
-        return known
+        return before is not None
 
     def _add_proposal(self, proposal: Proposal) -> list[Effect]:
-        if self._is_resend(proposal):
-            return []
         indices = check_proposal(proposal, self.manifest, self.c1, self._keys)
         self._proposals[proposal.silo] = proposal
         self._indices[proposal.silo] = indices
@@ -231,8 +218,6 @@ class ServerRound:
         return [*notes, *self._start(Phase.SUBMIT)]
 
     def _add_submission(self, submission: Submission) -> list[Effect]:
-        if self._is_resend(submission):
-            return []
         place = self._place.get(submission.silo)
         if place is None:
             raise OutOfPhaseError(f"{submission.silo!r} did not propose in this round and has no buffer", reason="NOT_ASSIGNED")
@@ -256,12 +241,6 @@ class ServerRound:
         return [*notes, *self._start(Phase.CONFIRM)]
 
     def _add_confirmation(self, confirmation: Confirmation) -> list[Effect]:
-        check_header(confirmation, self.manifest)
-        known = self._confirmations.get(confirmation.silo)
-        if known is not None:
-            if known != confirmation.signature:
-                raise ConflictError(f"{confirmation.silo!r} already confirmed with another signature")
-            return []
         check_confirmation(confirmation, self._c2, self.survivors(), self._keys)
         self._confirmations[confirmation.silo] = confirmation.signature
         enough = self.phase is Phase.CONFIRM and len(self._confirmations) >= self.manifest.threshold
@@ -283,31 +262,23 @@ class ServerRound:
     def _openable(self) -> frozenset[int]:
         return openable_buffers(self.survivors(), self.run.min_survivors, self.run.byzantine)
 
-    def _wanted(self) -> dict[SiloName, Secret]:
-        """The one secret that may be known of each proposer in a buffer that may be opened."""
+    def _wanted(self, *numbers: int) -> dict[SiloName, Secret]:
+        """The one secret that may be known of each proposer in these buffers."""
         return {
             place.silo: Secret.SEED if place.silo in self._submitted else Secret.KEY
-            for number in self._openable()
+            for number in numbers
             for place in self._assignment[number]
         }
 
     def _add_reveal(self, reveal: Reveal) -> list[Effect]:
-        if self._is_resend(reveal):
-            return []
-        wanted = self._wanted()
+        wanted = self._wanted(*self._openable())
         check_reveal(reveal, wanted)
         self._reveals[reveal.silo] = reveal
-        number = self._numbers[reveal.silo]
-        notes: list[Effect] = []
-        matched = set()
-        for share in reveal.shares:
-            if share_matches(self._proposals[share.dealer], share.secret, number, share.share):
-                self._shares.setdefault((share.dealer, share.secret), {})[number] = share.share
-                matched.add(share.dealer)
-        for dealer in wanted.keys() - matched:
-            self._mismatches.setdefault(dealer, set()).add(reveal.silo)
-            notes.append(Noted("share", f"{reveal.silo} has no matching share of {dealer}", reveal.silo))
-        if self._all_recoverable() or len(self._reveals) == len(self._numbers):
+        lacking = self._book.add(reveal, self._numbers[reveal.silo], wanted)
+        notes: list[Effect] = [
+            Noted("share", f"{reveal.silo} has no matching share of {dealer}", reveal.silo) for dealer in lacking
+        ]
+        if self._book.suffices(wanted) or len(self._reveals) == len(self._numbers):
             return [*notes, *self._open()]
         return notes
 
@@ -317,7 +288,7 @@ class ServerRound:
         for number in sorted(self._openable()):
             names = [survivor.silo for survivor in self.survivors().buffers[number]]
             try:
-                recovered = self._recover(number)
+                recovered = self._book.recover(self._wanted(number))
                 masks = masks_left_in_sum(number, names, recovered, self._proposals, self._c2)
                 means[number] = open_buffer(self._sums.pop(number), masks, len(names), self.manifest)
             except FedrepError as error:
@@ -352,20 +323,9 @@ class ServerRound:
             )
         ]
 
-    def _recover(self, number: int) -> dict[SiloName, Recovered]:
-        recovered = {}
-        threshold = self.manifest.threshold
-        for place in self._assignment[number]:
-            secret = Secret.SEED if place.silo in self._submitted else Secret.KEY
-            shares = self._shares.get((place.silo, secret), {})
-            if len(shares) < threshold:
-                raise InvalidInputError(f"{len(shares)} matching shares of {place.silo}, {threshold} are needed")
-            try:
-                recovered[place.silo] = recover(self._proposals[place.silo], secret, shares, threshold)
-            except CryptoError:
-                self._cheats.add(place.silo)
-                raise
-        return recovered
+    def _abort(self, reason: str) -> list[Effect]:
+        self._aborted = True
+        return self._end(Outcome.SKIPPED, reason)
 
     def _start(self, phase: Phase) -> list[Effect]:
         self.phase = phase
@@ -387,27 +347,22 @@ class ServerRound:
             self._assignment,
             dict(self._discarded),
         )
-        self._sums, self._shares = {}, {}
+        self._sums = {}
+        self._book.forget()
         return [RoundEnded(outcome, reason), PhaseStarted(Phase.DONE)]
 
     def _report(self) -> RoundReport:
         """Who let a buffer down. A round that closes early accuses nobody of what it did not wait for."""
-        bad = {dealer for dealer, holders in self._mismatches.items() if len(holders) > self.run.byzantine}
-        failed = (self._cheats | bad) & self._proposals.keys()
+        failed = self._book.bad_dealers(self.run.byzantine)
         if self._survivors is not None:
-            failed |= {name for name in self._place if name not in self._submitted}
-        waited_out = self.phase is Phase.REVEAL and self.result is None and not self._all_recoverable()
-        if waited_out:
-            failed |= {name for name in self._submitted if name not in self._reveals}
-        answered = self._proposals.keys() | self._submitted.keys() | self._confirmations.keys() | self._reveals.keys()
+            failed |= self._place.keys() - self._submitted.keys()
+        if self.phase is Phase.REVEAL and not self._aborted and not self._book.suffices(self._wanted(*self._openable())):
+            failed |= self._submitted.keys() - self._reveals.keys()
+        heard = self._proposals.keys() | self._submitted.keys() | self._confirmations.keys() | self._reveals.keys()
+        answered = frozenset(self._numbers if self._aborted else heard)
         next_keys = {name: (p.record.next_session_key, p.next_session_signature) for name, p in self._proposals.items()}
         complete = frozenset(self._submitted.keys() - failed)
-        return RoundReport(self.manifest.names, frozenset(answered), complete, frozenset(failed), next_keys)
-
-    def _all_recoverable(self) -> bool:
-        return all(
-            len(self._shares.get((dealer, secret), ())) >= self.manifest.threshold for dealer, secret in self._wanted().items()
-        )
+        return RoundReport(self.manifest.names, answered, complete, frozenset(failed), next_keys)
 
 
 def _submission_key(submission: Submission) -> tuple[bytes, bytes]:

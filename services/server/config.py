@@ -35,7 +35,7 @@ class ServerSettings(Section):
     database: str | None = Field(default=None, description="database URL; SQLite in the data folder when absent")
     models: str = Field(default="folder", pattern="^(folder|database)$", description="where model files live")
     credentials: Path = Field(default=Path("var/server/identity"), description="folder with key.pem, cert.pem and root.pem")
-    revocations: Path | None = Field(default=None, description="revocation list file; crl.pem in the credentials folder when absent")
+    revocations: Path | None = Field(default=None, description="revocation list; crl.pem in the credentials folder when absent")
     gather_seconds: float = Field(default=5.0, ge=0, description="how long a quorum waits for the other silos before a round")
     wait_seconds: float = Field(default=50.0, gt=0, description="longest a waiting call is held before the silo asks again")
     grace_seconds: float = Field(default=20.0, gt=0, description="time to finish the open round when asked to stop")

@@ -17,12 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
+from sqlalchemy import Connection, delete, insert, select
 
 from fedrep.errors import NotFoundError, StoreUnavailableError
 from fedrep.protocol.model_state import model_hash
 from services.runtime.files import sync_folder, write_atomically
+from services.server.store.database import Database
+from services.server.store.tables import model_chunks, model_files
 
 SUFFIX = ".safetensors"
+CHUNK = 1 << 20
 
 Vector = NDArray[np.float32]
 
@@ -122,6 +126,78 @@ class FolderModelStore:
     def _run_folder(self, run: str) -> Path:
         """A name such as `..` or `a/b` must not lead out of the folder."""
         return self._folder / quote(run, safe=" ").replace(".", "%2E")
+
+
+class DatabaseModelStore:
+    """Rows instead of files, so that every replica reaches them. Writes ask the database's fence, as all writes do."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def put(self, run: str, version: int, vector: Vector, residual: Vector, hash: bytes, chain: bytes) -> int:
+        tensors = {"model": little_endian(vector), "residual": little_endian(residual)}
+        with self._database.write() as connection:
+            self._remove(connection, run, [version])
+            values = {"hash": hash, "chain": chain, "residual_sha256": checksum(residual)}
+            connection.execute(insert(model_files).values(run=run, version=version, **values))
+            for tensor, data in tensors.items():
+                for number, start in enumerate(range(0, len(data), CHUNK)):
+                    row = {
+                        "run": run,
+                        "version": version,
+                        "tensor": tensor,
+                        "number": number,
+                        "data": data[start : start + CHUNK],
+                    }
+                    connection.execute(insert(model_chunks).values(row))
+        return sum(map(len, tensors.values()))
+
+    def get(self, run: str, version: int) -> StoredModel:
+        with self._database.read() as connection:
+            file = connection.execute(
+                select(model_files).where(model_files.c.run == run, model_files.c.version == version)
+            ).one_or_none()
+            if file is None:
+                raise missing(run, version)
+            chunks = connection.execute(
+                select(model_chunks.c.tensor, model_chunks.c.data)
+                .where(model_chunks.c.run == run, model_chunks.c.version == version)
+                .order_by(model_chunks.c.tensor, model_chunks.c.number)
+            ).all()
+        where = f"version {version} of {run!r} in the database"
+        try:
+            vector, residual = (
+                np.frombuffer(b"".join(row.data for row in chunks if row.tensor == tensor), dtype="<f4").astype(np.float32)
+                for tensor in ("model", "residual")
+            )
+        except ValueError as error:
+            raise damaged(where) from error
+        return verified(StoredModel(version, vector, residual, file.hash, file.chain), version, file.residual_sha256, where)
+
+    def versions(self, run: str) -> list[int]:
+        with self._database.read() as connection:
+            found = connection.execute(select(model_files.c.version).where(model_files.c.run == run)).scalars()
+            return sorted(found)
+
+    def delete(self, run: str, version: int) -> None:
+        with self._database.write() as connection:
+            self._remove(connection, run, [version])
+
+    def prune(self, run: str, keep: AbstractSet[int]) -> list[int]:
+        with self._database.write() as connection:
+            found = connection.execute(select(model_files.c.version).where(model_files.c.run == run)).scalars()
+            gone = sorted(version for version in found if version not in keep)
+            self._remove(connection, run, gone)
+        return gone
+
+    def _remove(self, connection: Connection, run: str, versions: list[int]) -> None:
+        for table in (model_chunks, model_files):
+            connection.execute(delete(table).where(table.c.run == run, table.c.version.in_(versions)))
+
+
+def open_model_store(kind: str, folder: Path, database: Database) -> ModelStore:
+    """`kind` is the setting `models`: folder or database."""
+    return DatabaseModelStore(database) if kind == "database" else FolderModelStore(folder)
 
 
 def to_safetensors(model: StoredModel) -> bytes:

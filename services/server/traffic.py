@@ -1,25 +1,24 @@
-"""Bytes per silo and direction since the last round was committed, and within the process for Prometheus."""
+"""Bytes per silo and direction since the last round was committed."""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+
+from services.server.store.rows import Traffic
 
 
-@dataclass
-class Traffic:
-    up: Counter[str] = field(default_factory=Counter)
-    down: Counter[str] = field(default_factory=Counter)
+class TrafficCounter:
+    def __init__(self) -> None:
+        self._up: Counter[str] = Counter()
+        self._down: Counter[str] = Counter()
 
-    def received(self, silo: str, size: int) -> None:
-        self.up[silo] += size
+    def add(self, silo: str, up: int, down: int) -> None:
+        self._up[silo] += up
+        self._down[silo] += down
 
-    def sent(self, silo: str, size: int) -> None:
-        self.down[silo] += size
-
-    def take(self) -> dict[str, tuple[int, int]]:
-        """(up, down) per silo since the last take."""
-        taken = {name: (self.up[name], self.down[name]) for name in self.up.keys() | self.down.keys()}
-        self.up.clear()
-        self.down.clear()
+    def take(self) -> dict[str, Traffic]:
+        """What came together since the last take."""
+        taken = {name: Traffic(self._up[name], self._down[name]) for name in self._up.keys() | self._down.keys()}
+        self._up.clear()
+        self._down.clear()
         return taken

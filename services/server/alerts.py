@@ -1,0 +1,92 @@
+"""Trouble nobody asked about: stalled runs, missing silos, epsilon near its end. Events of severity `alert`, and a webhook."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import httpx
+import structlog
+
+from fedrep.errors import FedrepError
+from services.server.closing import RunState
+from services.server.coordinator import Coordinator
+from services.server.run_driver import RunDriver
+
+log = structlog.get_logger(__name__)
+
+CHECK_SECONDS = 5.0
+WEBHOOK_SECONDS = 10.0
+
+
+async def watch_for_trouble(coordinator: Coordinator) -> None:
+    """Runs beside the server. An alert is raised once, and again only after its cause went away."""
+    watch = _Watch(coordinator)
+    while True:
+        await asyncio.sleep(CHECK_SECONDS)
+        try:
+            await watch.check()
+        except FedrepError as error:
+            log.warning("alerts_not_checked", problem=str(error))
+
+
+class _Watch:
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+        self._settings = coordinator.settings.alerts
+        self._raised: set[tuple[str, str]] = set()
+        self._sent: dict[str, int] = {}
+
+    async def check(self) -> None:
+        for driver in self._coordinator.drivers:
+            if driver.state in (RunState.WAITING, RunState.RUNNING):
+                await self._check_run(driver)
+            if self._settings.webhook is not None:
+                await self._post_alerts(driver, self._settings.webhook)
+
+    async def _check_run(self, driver: RunDriver) -> None:
+        quiet = time.time() - driver.last_activity
+        stalled = quiet > self._settings.stalled_after
+        await self._alert(driver, "stalled", stalled, f"no round has ended for {quiet:.0f} seconds")
+        if driver.state is RunState.RUNNING:
+            for name, standing in driver.attendance.standings.items():
+                missing = not standing.present and name not in driver.attendance.excluded
+                await self._alert(driver, "silo_missing", missing, f"{name} does not answer", name)
+        figures = await asyncio.to_thread(self._coordinator.store.summary, driver.manifest.name)
+        budget, spent = figures.epsilon_budget, figures.epsilon_total
+        near = budget is not None and spent is not None and spent >= self._settings.epsilon_warning * budget
+        await self._alert(driver, "epsilon_budget", near, f"epsilon {spent} of a budget of {budget} is spent")
+
+    async def _alert(self, driver: RunDriver, kind: str, active: bool, text: str, silo: str = "") -> None:
+        key = (driver.manifest.name, f"{kind}/{silo}")
+        if not active:
+            self._raised.discard(key)
+        elif key not in self._raised:
+            self._raised.add(key)
+            await driver.note(kind, text, silo, driver.last_round, "alert")
+
+    async def _post_alerts(self, driver: RunDriver, url: str) -> None:
+        """From the event log, so that alerts of every origin go out; those from before this start do not."""
+        name = driver.manifest.name
+        store = self._coordinator.store
+        if name not in self._sent:
+            self._sent[name] = (await asyncio.to_thread(store.summary, name)).last_event
+            return
+        for stored in await asyncio.to_thread(store.events, name, self._sent[name], 100):
+            if stored.event.severity == "alert":
+                event = stored.event
+                body = {
+                    "run": name,
+                    "kind": event.kind,
+                    "text": event.text,
+                    "silo": event.silo,
+                    "round": event.round,
+                    "at": event.at,
+                }
+                try:
+                    async with httpx.AsyncClient(timeout=WEBHOOK_SECONDS) as client:
+                        (await client.post(url, json=body)).raise_for_status()
+                except httpx.HTTPError as error:
+                    log.warning("webhook_failed", url=url, problem=str(error))
+                    return
+            self._sent[name] = stored.position

@@ -1,0 +1,27 @@
+"""A stored model as a safetensors file with the parameters' own names and shapes."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+from safetensors.numpy import save
+
+from services.server.model_store import StoredModel
+
+
+def model_file(stored: StoredModel, layout: str, run: str) -> bytes:
+    """`layout` is the JSON list of [name, shape] given at creation; without one the flat vector is the only tensor."""
+    metadata = {"fedrep.run": run, "fedrep.version": str(stored.version), "fedrep.hash": stored.hash.hex()}
+    if not layout:
+        return save({"model": stored.vector}, metadata)
+    tensors: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float32]]] = {}
+    start = 0
+    entries = json.loads(layout)
+    for name, shape in entries:
+        size = math.prod(shape)
+        tensors[name] = stored.vector[start : start + size].reshape(shape)
+        start += size
+    metadata["fedrep.order"] = json.dumps([name for name, _ in entries])
+    return save(tensors, metadata)
