@@ -5,21 +5,47 @@ Median and trimmed mean: Yin et al., ICML 2018. MeaMed: Xie et al., 2018.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fedrep.aggregators.compiled import Kernels, kernels_for
 from fedrep.aggregators.network import Comparator, pruned_network, run
 from fedrep.aggregators.outcome import LARGEST, Aggregate, Doubles, Values, refuse_nonfinite
-from fedrep.aggregators.prepare import Prepared, PreStep, prepare
-from fedrep.aggregators.tiles import combine, each_chunk, tiles
+from fedrep.aggregators.prepare import Prepared, PreStep, prepare, with_majority
+from fedrep.aggregators.tiles import SMALL_PRODUCT, combine, each_chunk, tiles
 from fedrep.errors import InvalidInputError, SettingsError
 
-Finish = Callable[[list[Values]], Values]
-
 _TILE_ELEMENTS = 1 << 17  # half a megabyte of float32: with the network's scratch it stays in a core's second-level cache
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a rule reads from a sorted column: the mean of `core` and, for each of the lowest `edges` values, of that or
+    its rival n - edges places above, whichever is nearer to the mean of `middle`."""
+
+    core: range
+    edges: int = 0
+    middle: range = range(0)
+
+    def network(self, n: int) -> tuple[Comparator, ...]:
+        exact = [*range(self.edges), *range(n - self.edges, n), *self.middle] if self.edges else []
+        return pruned_network(n, frozenset(exact), frozenset(self.core))
+
+    def finish(self, rows: list[Values]) -> Values:
+        total = _average(rows, self.core)
+        if not self.edges:
+            return total
+        centre = _average(rows, self.middle)
+        size = len(self.core) + self.edges
+        total *= len(self.core) / size
+        for low in range(self.edges):
+            below, above = rows[low], rows[low + size]
+            total += np.where(above - centre < centre - below, above, below) / size
+        return total
 
 
 def mean(
@@ -50,10 +76,8 @@ def median(
     rng: np.random.Generator | None = None,
 ) -> Aggregate:
     """Between two middle values, their mean."""
-    prepared = _with_majority("median", prepare(vectors, byzantine_count, pre, rng))
-    n = prepared.count
-    middle = [n // 2] if n % 2 else [n // 2 - 1, n // 2]
-    return _coordinatewise(prepared, frozenset(), frozenset(middle), lambda rows: _average(rows, middle))
+    prepared = with_majority("median", prepare(vectors, byzantine_count, pre, rng))
+    return _coordinatewise(prepared, Plan(core=_middle(prepared.count)))
 
 
 def trimmed_mean(
@@ -70,8 +94,7 @@ def trimmed_mean(
     trimmed = prepared.byzantine_count if fraction is None else int(_fraction(fraction) * n)
     if 2 * trimmed >= n:
         raise SettingsError(f"Trimming {trimmed} values from each side of {n} leaves none: use more rows or trim less.")
-    kept = list(range(trimmed, n - trimmed))
-    return _coordinatewise(prepared, frozenset(), frozenset(kept), lambda rows: _average(rows, kept))
+    return _coordinatewise(prepared, Plan(core=range(trimmed, n - trimmed)))
 
 
 def meamed(
@@ -86,61 +109,71 @@ def meamed(
     Those values are neighbours in sorted order, so every window of n - f holds the same core, and each of the f
     values below it competes with exactly one value above.
     """
-    prepared = _with_majority("meamed", prepare(vectors, byzantine_count, pre, rng))
+    prepared = with_majority("meamed", prepare(vectors, byzantine_count, pre, rng))
     n, f = prepared.count, prepared.byzantine_count
-    size = n - f
-    middle = [n // 2] if n % 2 else [n // 2 - 1, n // 2]
-    edges = [*range(f), *range(size, n)]
-    core = list(range(f, size))
-
-    def finish(rows: list[Values]) -> Values:
-        centre = _average(rows, middle)
-        total = _average(rows, core) * (len(core) / size)
-        for low in range(f):
-            below, above = rows[low], rows[low + size]
-            total += np.where(above - centre < centre - below, above, below) / size
-        return total
-
-    exact = frozenset([*edges, *middle]) if f else frozenset(middle)
-    return _coordinatewise(prepared, exact, frozenset(core), finish)
+    return _coordinatewise(prepared, Plan(core=range(f, n - f), edges=f, middle=_middle(n)))
 
 
-def _coordinatewise(prepared: Prepared, exact: frozenset[int], together: frozenset[int], finish: Finish) -> Aggregate:
+def _coordinatewise(prepared: Prepared, plan: Plan) -> Aggregate:
     values, mixing = prepared.values, prepared.mixing
-    network = pruned_network(prepared.count, exact, together)
+    network = plan.network(prepared.count)
+    kernels = kernels_for(values)
     n, d = values.shape
     out = np.empty(d, np.float32)
     width = max(512, _TILE_ELEMENTS // max(n, prepared.count))
     coefficients = None if mixing is None else mixing.astype(values.dtype)
+    if coefficients is not None:
+        width = max(512, min(width, SMALL_PRODUCT // coefficients.size))
 
     def work(first: int, end: int) -> Doubles:
+        if kernels is not None and coefficients is None:
+            squared = _compiled_span(kernels, values, first, end, network, plan, out)
+            if squared is not None:
+                return squared
+        squared = np.zeros(n)
         scratch = np.empty((prepared.count + 2, width), values.dtype)
         ones = np.ones(width, values.dtype)
-        squared = np.zeros(n)
         for at in tiles(first, end, width):
             tile = values[:, at]
             size = tile.shape[1]
-            _look_for_nonfinite(values, tile, ones[:size])
-            rows = list(tile) if coefficients is None else list(coefficients @ tile)
-            _finish_tile(network, rows, scratch[:, :size], finish, out[at])
-            for row in range(n):
-                squared[row] += _squared_distance(tile[row], out[at], scratch[0, :size])
+            if coefficients is None:
+                _look_for_nonfinite(values, tile, ones[:size])  # else the Gram matrix has shown it already
+            rows = tile if coefficients is None else coefficients @ tile
+            if kernels is None or _compiled_span(kernels, rows, 0, size, network, plan, out[at]) is None:
+                _sort_tile(network, list(rows), scratch[:, :size], plan, out[at])
+            squared += _squared_distances(values, at, out[at], scratch[0, :size])
         return squared
 
     squared = np.sum(each_chunk(work, d), axis=0)
     return Aggregate(out, distances=np.sqrt(squared), notes=tuple(prepared.notes))
 
 
-def _finish_tile(
-    network: Sequence[Comparator], rows: list[Values], scratch: Values, finish: Finish, out: NDArray[np.float32]
-) -> None:
+def _compiled_span(
+    kernels: Kernels,
+    rows: Values,
+    first: int,
+    end: int,
+    network: Sequence[Comparator],
+    plan: Plan,
+    out: NDArray[np.float32],
+) -> Doubles | None:
+    """Squared distances per row, or None where a number went beyond float32, which the careful way must then sort out."""
+    steps = np.array([(step.low, step.high, step.keep_low + 2 * step.keep_high) for step in network], np.int64)
+    sums, squared = np.zeros(len(rows)), np.zeros(len(rows))
+    core, middle = (np.array([wires.start, wires.stop]) for wires in (plan.core, plan.middle or plan.core))
+    kernels.coordinatewise(rows, first, end, steps.reshape(-1, 3), core, plan.edges, middle, out, sums, squared)
+    fine = np.isfinite(sums).all() and np.isfinite(squared).all() and np.isfinite(out[first:end]).all()
+    return squared if fine else None
+
+
+def _sort_tile(network: Sequence[Comparator], rows: list[Values], scratch: Values, plan: Plan, out: NDArray[np.float32]) -> None:
     sorted_rows = list(rows)
     run(network, sorted_rows, list(scratch))
-    out[:] = finish(sorted_rows)
+    out[:] = plan.finish(sorted_rows)
     if not np.isfinite(out).all():  # sums beyond float32: once more in float64
         wide = [row.astype(np.float64) for row in rows]
         run(network, wide, list(np.empty((len(wide) + 2, len(out)))))
-        out[:] = np.clip(finish(wide), -LARGEST, LARGEST)
+        out[:] = np.clip(plan.finish(wide), -LARGEST, LARGEST)
 
 
 def _look_for_nonfinite(values: Values, tile: Values, ones: Values) -> None:
@@ -151,12 +184,18 @@ def _look_for_nonfinite(values: Values, tile: Values, ones: Values) -> None:
             return
 
 
-def _squared_distance(row: Values, centre: NDArray[np.float32], scratch: Values) -> float:
-    difference = np.subtract(row, centre, out=scratch)
-    squared = float(np.dot(difference, difference))
-    if not np.isfinite(squared):
-        wide = difference.astype(np.float64)
-        squared = float(np.dot(wide, wide))
+def _squared_distances(values: Values, at: slice, centre: NDArray[np.float32], scratch: Values) -> Doubles:
+    squared = np.zeros(len(values))
+    kernels = kernels_for(values)
+    if kernels is not None:
+        kernels.distances(values, at.start, at.stop, centre, squared)
+    else:
+        for row in range(len(values)):
+            difference = np.subtract(values[row, at], centre, out=scratch)
+            squared[row] = np.dot(difference, difference)
+    for row in np.flatnonzero(~np.isfinite(squared)).tolist():
+        wide = values[row, at].astype(np.float64) - centre
+        squared[row] = np.dot(wide, wide)
     return squared
 
 
@@ -170,13 +209,8 @@ def _average(rows: list[Values], wires: Sequence[int]) -> Values:
     return total
 
 
-def _with_majority(name: str, prepared: Prepared) -> Prepared:
-    if prepared.count < 2 * prepared.byzantine_count + 1:
-        raise SettingsError(
-            f"{name} needs an honest majority: {prepared.count} rows with byzantine_count = "
-            f"{prepared.byzantine_count}; use at least {2 * prepared.byzantine_count + 1} rows."
-        )
-    return prepared
+def _middle(n: int) -> range:
+    return range((n - 1) // 2, n // 2 + 1)
 
 
 def _shares(weights: ArrayLike | None, n: int) -> Doubles:

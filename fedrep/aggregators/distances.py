@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from fedrep.aggregators.gram import Points, ascending, majority_core
 from fedrep.aggregators.outcome import Aggregate, Doubles, check_at_least_one, check_positive, warn
-from fedrep.aggregators.prepare import Prepared, PreStep, prepare
+from fedrep.aggregators.prepare import Prepared, PreStep, prepare, with_majority
 from fedrep.errors import SettingsError
 
 Start = Literal["core", "mean", "zero"]
@@ -127,13 +127,6 @@ def multi_krum(
     if selected > prepared.count:
         raise SettingsError(f"selected is {selected}, but there are only {prepared.count} rows.")
     return _best_rows("multi_krum", prepared, selected)
-
-
-def with_majority(name: str, prepared: Prepared) -> Prepared:
-    n, f = prepared.count, prepared.byzantine_count
-    if n < 2 * f + 1:
-        raise SettingsError(f"{name} needs at least {2 * f + 1} rows for byzantine_count = {f}; here are {n}.")
-    return prepared
 
 
 def _best_rows(name: str, prepared: Prepared, selected: int) -> Aggregate:

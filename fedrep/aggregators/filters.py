@@ -11,10 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedrep.aggregators.distances import with_majority
 from fedrep.aggregators.gram import ascending
 from fedrep.aggregators.outcome import Aggregate, Doubles, check_at_least_one, check_positive
-from fedrep.aggregators.prepare import Prepared, PreStep, prepare
+from fedrep.aggregators.prepare import Prepared, PreStep, prepare, with_majority
 
 
 def filter_l2(

@@ -16,14 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrep.aggregators.outcome import LARGEST, Doubles, Values, refuse_nonfinite
-from fedrep.aggregators.tiles import each_chunk, tiles
+from fedrep.aggregators.tiles import SMALL_PRODUCT, each_chunk, tiles
 
 # Squared distance over squared norm; float32 tiles leave about 1e-7 of the norm, so 1e-3 keeps four digits or more.
 _CANCELLED = 1e-3
 _ALWAYS_DOUBLE = 1 << 19  # elements; below this a float64 pass costs well under a millisecond
 _STRIP = 8
-# OpenBLAS multiplies small matrices (m n k up to 1e6) without packing: twice as fast for few rows.
-_SMALL_PRODUCT = 1_000_000
 _TIE = 1e-6  # relative; values closer than this count as equal, so rounding cannot decide between rows
 
 
@@ -134,7 +132,7 @@ def _products(values: Values, start: NDArray[np.floating] | None, *, double: boo
     n, d = values.shape
     extra = 1 if start is None else 2
     plain = reference is None and start is None and (not double or values.dtype == np.float64)
-    width = min(4096, max(256, _SMALL_PRODUCT // (_STRIP * n))) if not double else max(256, (1 << 17) // n)
+    width = min(4096, max(256, SMALL_PRODUCT // (_STRIP * n))) if not double else max(256, (1 << 17) // n)
 
     def work(first: int, end: int) -> Doubles:
         total = np.zeros((n + extra, n + extra))

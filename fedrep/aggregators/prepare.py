@@ -25,7 +25,7 @@ from fedrep.aggregators.outcome import (
     check_positive,
     warn,
 )
-from fedrep.aggregators.tiles import combine, each_chunk, tiles
+from fedrep.aggregators.tiles import SMALL_PRODUCT, combine, each_chunk, tiles
 from fedrep.errors import InvalidInputError, SettingsError
 
 
@@ -190,6 +190,13 @@ def prepare(
     return mixed
 
 
+def with_majority(name: str, prepared: Prepared) -> Prepared:
+    n, f = prepared.count, prepared.byzantine_count
+    if n < 2 * f + 1:
+        raise SettingsError(f"{name} needs at least {2 * f + 1} rows for byzantine_count = {f}; here are {n}.")
+    return prepared
+
+
 def nnm(vectors: ArrayLike, *, byzantine_count: int) -> NDArray[np.float32]:
     return _written_out(vectors, byzantine_count, Nnm())
 
@@ -225,7 +232,7 @@ def _written_out(
     out = np.empty((len(mixing), values.shape[1]), np.float32)
 
     def work(first: int, end: int) -> None:
-        for at in tiles(first, end, 4096):
+        for at in tiles(first, end, max(256, SMALL_PRODUCT // coefficients.size)):
             out[:, at] = coefficients @ values[:, at]
 
     each_chunk(work, values.shape[1])
