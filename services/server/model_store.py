@@ -24,6 +24,7 @@ from fedrep.protocol.model_state import model_hash
 from services.runtime.files import sync_folder, write_atomically
 from services.server.store.database import Database
 from services.server.store.tables import model_chunks, model_files
+from services.server.store.values import whole
 
 SUFFIX = ".safetensors"
 CHUNK = 1 << 20
@@ -69,8 +70,10 @@ def damaged(where: str) -> StoreUnavailableError:
     )
 
 
-def checksum(residual: Vector) -> bytes:
-    return hashlib.sha256(little_endian(residual)).digest()
+def checksum(model: StoredModel) -> bytes:
+    """Over all that the model's own hash does not cover."""
+    label = f"{model.version}/{model.hash.hex()}/{model.chain.hex()}/"
+    return hashlib.sha256(label.encode() + little_endian(model.residual)).digest()
 
 
 def little_endian(vector: Vector) -> bytes:
@@ -138,7 +141,7 @@ class DatabaseModelStore:
         tensors = {"model": little_endian(vector), "residual": little_endian(residual)}
         with self._database.write() as connection:
             self._remove(connection, run, [version])
-            values = {"hash": hash, "chain": chain, "residual_sha256": checksum(residual)}
+            values = {"hash": hash, "chain": chain, "checksum": checksum(StoredModel(version, vector, residual, hash, chain))}
             connection.execute(insert(model_files).values(run=run, version=version, **values))
             for tensor, data in tensors.items():
                 for number, start in enumerate(range(0, len(data), CHUNK)):
@@ -154,9 +157,8 @@ class DatabaseModelStore:
 
     def get(self, run: str, version: int) -> StoredModel:
         with self._database.read() as connection:
-            file = connection.execute(
-                select(model_files).where(model_files.c.run == run, model_files.c.version == version)
-            ).one_or_none()
+            wanted = (model_files.c.run == run) & (model_files.c.version == whole(version))
+            file = connection.execute(select(model_files).where(wanted)).one_or_none()
             if file is None:
                 raise missing(run, version)
             chunks = connection.execute(
@@ -172,7 +174,7 @@ class DatabaseModelStore:
             )
         except ValueError as error:
             raise damaged(where) from error
-        return verified(StoredModel(version, vector, residual, file.hash, file.chain), version, file.residual_sha256, where)
+        return verified(StoredModel(version, vector, residual, file.hash, file.chain), version, file.checksum, where)
 
     def versions(self, run: str) -> list[int]:
         with self._database.read() as connection:
@@ -209,7 +211,7 @@ def to_safetensors(model: StoredModel) -> bytes:
         "version": str(model.version),
         "hash": model.hash.hex(),
         "chain": model.chain.hex(),
-        "residual_sha256": checksum(model.residual).hex(),
+        "checksum": checksum(model).hex(),
     }
     return save(tensors, metadata)
 
@@ -222,21 +224,21 @@ def read_safetensors(path: Path, version: int) -> StoredModel:
         model = StoredModel(
             int(metadata["version"]), vector, residual, bytes.fromhex(metadata["hash"]), bytes.fromhex(metadata["chain"])
         )
-        residual_sum = bytes.fromhex(metadata["residual_sha256"])
+        expected = bytes.fromhex(metadata["checksum"])
     except OSError as error:
         raise StoreUnavailableError(f"The model {path} cannot be read: {error.strerror or error}.") from error
     except (SafetensorError, KeyError, ValueError) as error:
         raise damaged(str(path)) from error
-    return verified(model, version, residual_sum, str(path))
+    return verified(model, version, expected, str(path))
 
 
-def verified(model: StoredModel, version: int, residual_sum: bytes, where: str) -> StoredModel:
+def verified(model: StoredModel, version: int, expected: bytes, where: str) -> StoredModel:
     intact = (
         model.version == version
         and model.vector.dtype == model.residual.dtype == np.float32
         and model.vector.shape == model.residual.shape
         and model_hash(model.vector) == model.hash
-        and checksum(model.residual) == residual_sum
+        and checksum(model) == expected
     )
     if not intact:
         raise damaged(where)

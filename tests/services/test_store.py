@@ -256,6 +256,17 @@ def test_figures_no_database_can_hold_are_stored_alike_and_fail_nothing(started:
         started.add_metrics("run", 1, "a", "silo", {"drop table": 1.0})
 
 
+def test_asking_for_numbers_beyond_the_store_finds_nothing_and_fails_nothing(started: SqlStore) -> None:
+    started.commit_round(a_commit(1))
+    huge = 2**64 - 1
+    assert started.rounds("run", huge, huge) == []
+    assert (started.round_row("run", huge), started.round_update("run", huge)) == (None, None)
+    assert (started.statements("run", huge), started.events("run", huge, huge)) == ((), [])
+    assert len(started.thinned_rounds("run", huge)) == 1
+    with pytest.raises(InvalidInputError):
+        started.add_statement("run", huge, "a", b"s")
+
+
 def test_a_silo_shows_its_latest_report_not_the_last_to_arrive(started: SqlStore) -> None:
     started.touch_silo("run", "a", "0.1.0", 2000.0, 10.0)
     report = {"drill": "sign_flip", "problem": "disk", "given_up": 3, "epsilon_total": 4.5, "epsilon_budget": 9.0}

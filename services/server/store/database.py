@@ -15,10 +15,10 @@ from typing import Any, Protocol
 
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError
+from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from fedrep.errors import ConflictError, SettingsError, StoreUnavailableError
+from fedrep.errors import ConflictError, InvalidInputError, SettingsError, StoreUnavailableError
 
 SQLITE_FILE = "fedrep.sqlite3"
 BUSY_SECONDS = 30
@@ -110,6 +110,8 @@ class Database:
             yield
         except IntegrityError as error:
             raise ConflictError("The store already holds a row in this place; nothing was changed.") from error
+        except (DataError, OverflowError) as error:
+            raise InvalidInputError("A number or text is too large for the store; nothing was changed.") from error
         except PoolTimeout:
             raise StoreUnavailableError(f"The database {self.shown} is too busy: no connection became free in time.") from None
         except DBAPIError as error:

@@ -24,7 +24,7 @@ from services.server.store.rows import (
     StoredUpdate,
     Traffic,
 )
-from services.server.store.values import clean
+from services.server.store.values import clean, whole
 
 
 class SqlStore:
@@ -84,20 +84,20 @@ class SqlStore:
 
     def round_row(self, run: str, number: int) -> RoundView | None:
         with self.database.read() as connection:
-            found = rounds.page(connection, run, number, 1)
+            found = rounds.page(connection, run, whole(number), 1)
         return found[0] if found and found[0].row.round == number else None
 
     def rounds(self, run: str, from_round: int, limit: int) -> list[RoundView]:
         with self.database.read() as connection:
-            return rounds.page(connection, run, from_round, limit)
+            return rounds.page(connection, run, whole(from_round), whole(limit))
 
     def thinned_rounds(self, run: str, about: int) -> list[RoundView]:
         with self.database.read() as connection:
-            return rounds.thinned(connection, run, about)
+            return rounds.thinned(connection, run, whole(about))
 
     def round_update(self, run: str, number: int) -> StoredUpdate | None:
         with self.database.read() as connection:
-            return rounds.stored_update(connection, run, number)
+            return rounds.stored_update(connection, run, whole(number))
 
     def add_statement(self, run: str, number: int, silo: str, signature: bytes) -> None:
         with self.database.write() as connection:
@@ -106,7 +106,7 @@ class SqlStore:
 
     def statements(self, run: str, number: int) -> tuple[tuple[str, bytes], ...]:
         with self.database.read() as connection:
-            return rounds.stored_statements(connection, run, number)
+            return rounds.stored_statements(connection, run, whole(number))
 
     def add_metrics(self, run: str, number: int, reporter: str, role: str, metrics: Mapping[str, Any]) -> None:
         with self.database.write() as connection:
@@ -134,7 +134,7 @@ class SqlStore:
 
     def events(self, run: str, after: int, limit: int) -> list[StoredEvent]:
         with self.database.read() as connection:
-            return events.after(connection, run, after, limit)
+            return events.after(connection, run, whole(after), whole(limit))
 
     def models(self, run: str) -> list[ModelRow]:
         with self.database.read() as connection:

@@ -206,7 +206,7 @@ model_files = Table(
     _key("version"),
     Column("hash", LargeBinary, nullable=False),
     Column("chain", LargeBinary, nullable=False),
-    Column("residual_sha256", LargeBinary, nullable=False),
+    Column("checksum", LargeBinary, nullable=False),
 )
 
 model_chunks = Table(

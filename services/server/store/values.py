@@ -24,8 +24,9 @@ def finite(value: float | None) -> float | None:
     return float(value) if value is not None and math.isfinite(value) else None
 
 
-def whole(value: int | None) -> int | None:
-    return None if value is None else max(0, min(int(value), LARGEST))
+def whole(value: int) -> int:
+    """A peer may ask for round 2^64 - 1; asking for the largest storable one finds just as little, and fails nothing."""
+    return max(0, min(int(value), LARGEST))
 
 
 def insert_into(connection: Connection, table: Table) -> sqlite.Insert | postgresql.Insert:

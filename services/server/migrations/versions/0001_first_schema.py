@@ -178,7 +178,7 @@ def upgrade() -> None:
         _key("version"),
         Column("hash", LargeBinary, nullable=False),
         Column("chain", LargeBinary, nullable=False),
-        Column("residual_sha256", LargeBinary, nullable=False),
+        Column("checksum", LargeBinary, nullable=False),
     )
     op.create_table(
         "model_chunks",
