@@ -10,7 +10,7 @@ import logging
 import re
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TextIO
 
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
@@ -47,7 +47,7 @@ def configure_logging(service: str, json: bool | None = None, level: str = "INFO
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=False,  # tests and `fedrep demo` configure more than once
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _CurrentStderr()
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
@@ -57,6 +57,14 @@ def configure_logging(service: str, json: bool | None = None, level: str = "INFO
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+
+
+class _CurrentStderr(logging.StreamHandler[TextIO]):
+    """Writes to whatever stderr is at that moment: it may be replaced, and the old one closed, in a running process."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
 
 
 def _named(service: str) -> Processor:

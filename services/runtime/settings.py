@@ -12,8 +12,9 @@ import json
 import os
 import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -31,17 +32,19 @@ def load_settings(cls: type[T], path: Path | None, env_prefix: str, environ: Map
     prefix = env_prefix.upper().rstrip("_") + "__"
     from_file = _read_toml(path) if path is not None else {}
     from_environment = _read_environment(prefix, os.environ if environ is None else environ)
+    origin = _Origin(path, prefix, from_environment)
+    tree, unknown = _without_unknown(cls, _merged(from_file, from_environment), ())
+    sentences = [f"`{'.'.join(location)}` ({origin.of(location)}) is not a setting.{hint}" for location, hint in unknown.items()]
     try:
-        return cls.model_validate(_merged(from_file, from_environment), extra="forbid")
+        settings = cls.model_validate(tree, extra="forbid")
     except ValidationError as error:
-        sentences = [
-            _sentence(cls, problem, path, prefix, from_environment)
-            for problem in error.errors(include_url=False, include_context=False)
-        ]
+        sentences += [_sentence(problem, origin) for problem in error.errors(include_url=False, include_context=False)]
+    if sentences:
         count = "one problem" if len(sentences) == 1 else f"{len(sentences)} problems"
         lines = "".join(f"\n  - {sentence}" for sentence in sentences)
-        # `from None`: the original error repeats the values, and a value can be a password.
-        raise SettingsError(f"Your settings have {count}; please correct and start again:{lines}") from None
+        # Raised outside the except block: pydantic's error repeats the values, and a value can be a password.
+        raise SettingsError(f"Your settings have {count}; please correct and start again:{lines}")
+    return settings
 
 
 def _read_toml(path: Path) -> Tree:
@@ -90,21 +93,62 @@ def _merged(low: Tree, high: Tree) -> Tree:
     return merged
 
 
-def _sentence(cls: type[BaseModel], problem: ErrorDetails, path: Path | None, prefix: str, from_environment: Tree) -> str:
+@dataclass(frozen=True)
+class _Origin:
+    """Where a setting came from, so that a person knows which file or variable to change."""
+
+    path: Path | None
+    prefix: str
+    from_environment: Tree
+
+    def of(self, location: tuple[str, ...]) -> str:
+        if _holds(self.from_environment, location):
+            return f"environment variable {self.variable(location)}"
+        return str(self.path or "the defaults")
+
+    def variable(self, location: tuple[str, ...]) -> str:
+        return self.prefix + "__".join(location).upper()
+
+
+def _sentence(problem: ErrorDetails, origin: _Origin) -> str:
     location = tuple(str(part) for part in problem["loc"])
-    if not location:  # a rule about several settings at once; its text was written for people
-        return problem["msg"].removeprefix("Value error, ")
-    name = ".".join(location)
-    variable = prefix + "__".join(location).upper()
-    origin = f"environment variable {variable}" if _holds(from_environment, location) else (path or "the defaults")
-    if problem["type"] == "missing":
-        where = f"in {path} or " if path is not None else ""
-        return f"`{name}` is required: set it {where}as {variable}."
-    if problem["type"] == "extra_forbidden":
-        return f"`{name}` ({origin}) is not a setting.{_suggestion(cls, location)}"
     message = problem["msg"].removeprefix("Value error, ")
+    if not location:  # a rule about several settings at once; its text was written for people
+        return message
+    name = ".".join(location)
+    if problem["type"] == "missing":
+        where = f"in {origin.path} or " if origin.path is not None else ""
+        return f"`{name}` is required: set it {where}as {origin.variable(location)}."
     shown = "" if any(word in location[-1].lower() for word in _SECRET_WORDS) else f", not {_short(problem['input'])}"
-    return f"`{name}` ({origin}): {message[:1].lower()}{message[1:]}{shown}."
+    return f"`{name}` ({origin.of(location)}): {message[:1].lower()}{message[1:]}{shown}."
+
+
+def _without_unknown(cls: type[BaseModel], tree: Tree, above: tuple[str, ...]) -> tuple[Tree, dict[tuple[str, ...], str]]:
+    """The tree with only keys that are settings, and the others with a hint. Sections of sections are looked into too,
+    which pydantic leaves to each section's own configuration."""
+    fields = cls.model_fields
+    known: Tree = {}
+    unknown: dict[tuple[str, ...], str] = {}
+    for key, value in tree.items():
+        location = (*above, key)
+        if key not in fields:
+            close = difflib.get_close_matches(key, fields, n=1)
+            unknown[location] = f" Did you mean `{close[0]}`?" if close else f" Known here: {', '.join(sorted(fields))}."
+            continue
+        section = _section(fields[key].annotation)
+        if section is not None and isinstance(value, dict):
+            value, below = _without_unknown(section, value, location)
+            unknown.update(below)
+        known[key] = value
+    return known, unknown
+
+
+def _section(annotation: Any) -> type[BaseModel] | None:
+    """The model behind `Model` or `Model | None`."""
+    for candidate in (annotation, *get_args(annotation)):
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            return candidate
+    return None
 
 
 def _holds(tree: Any, location: tuple[str, ...]) -> bool:
@@ -113,17 +157,6 @@ def _holds(tree: Any, location: tuple[str, ...]) -> bool:
             return False
         tree = tree[part]
     return True
-
-
-def _suggestion(cls: type[BaseModel], location: tuple[str, ...]) -> str:
-    fields = cls.model_fields
-    for part in location[:-1]:
-        inner = fields[part].annotation if part in fields else None
-        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
-            return ""
-        fields = inner.model_fields
-    close = difflib.get_close_matches(location[-1], fields, n=1)
-    return f" Did you mean `{close[0]}`?" if close else f" Known here: {', '.join(sorted(fields))}."
 
 
 def _short(value: object) -> str:
