@@ -174,26 +174,44 @@ def test_a_restarted_silo_goes_on_to_the_same_bits(optimizer: str, tmp_path: Pat
     assert np.array_equal(restarted.train(model, 2).model, whole.train(model, 2).model)
 
 
-def test_a_shuffling_loader_is_entered_again_in_mid_epoch() -> None:
-    def build() -> TorchTrainer:
-        data = TensorDataset(torch.arange(20.0).reshape(10, 2), torch.arange(10) % 2)
-        torch.manual_seed(3)
-        return TorchTrainer(
-            nn.Sequential(nn.Linear(2, 4), nn.Dropout(0.5), nn.Linear(4, 2)),
-            train=DataLoader(data, batch_size=3, shuffle=True),
-            evaluation=DataLoader(data, batch_size=5),
-            loss=nn.CrossEntropyLoss(),
-            settings=TrainerSettings(learning_rate=0.01, interval=3),
-        )
+def loader_trainer(**settings: Any) -> TorchTrainer:
+    data = TensorDataset(torch.arange(20.0).reshape(10, 2), torch.arange(10) % 2)
+    torch.manual_seed(3)
+    return TorchTrainer(
+        nn.Sequential(nn.Linear(2, 4), nn.Dropout(0.5), nn.Linear(4, 2)),
+        train=DataLoader(data, batch_size=3, shuffle=True),
+        evaluation=DataLoader(data, batch_size=5),
+        loss=nn.CrossEntropyLoss(),
+        settings=TrainerSettings(learning_rate=0.01, interval=3, **settings),
+    )
 
-    whole, model = build(), build().initial()
+
+def test_a_shuffling_loader_is_entered_again_in_mid_epoch() -> None:
+    whole = loader_trainer()
+    model = whole.initial()
     for number in range(5):
         before, state = model, whole.state()
         model = whole.train(before, number).model
-        torch.rand(number + 1)  # the process's own generator must not matter
-        restarted = build()
+        restarted = loader_trainer()
         restarted.load_state(state)
+        torch.rand(number + 1)  # the process's own generator must not matter
         assert np.array_equal(restarted.train(before, number).model, model)
+
+
+def test_training_leaves_the_processs_own_generator_alone() -> None:
+    trainer = loader_trainer()
+    torch.manual_seed(8)
+    expected = torch.rand(3)
+    torch.manual_seed(8)
+    trainer.train(trainer.initial(), 0)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_silos_with_the_same_code_shuffle_differently() -> None:
+    first, second = (loader_trainer(shard_count=2, shard_index=index) for index in (0, 1))
+    start = first.initial()
+    assert np.array_equal(start, second.initial())
+    assert not np.array_equal(first.train(start, 0).model, second.train(start, 0).model)
 
 
 def test_each_epoch_of_a_loader_is_complete_and_shuffled_anew() -> None:
@@ -322,7 +340,7 @@ def norm_trainer(calibration: Calibration | None) -> TorchTrainer:
     torch.manual_seed(0)
     inputs = torch.randn(12, 3) * 5 + 2
     data = DataLoader(TensorDataset(inputs, torch.arange(12) % 3), batch_size=4)
-    module = nn.Sequential(nn.BatchNorm1d(3), nn.Dropout(0.5), nn.Linear(3, 3))
+    module = nn.Sequential(nn.Dropout(0.5), nn.BatchNorm1d(3), nn.Linear(3, 3))
     return TorchTrainer(
         module,
         train=data,
@@ -335,9 +353,9 @@ def norm_trainer(calibration: Calibration | None) -> TorchTrainer:
 
 def test_batch_norm_statistics_stay_local_and_are_saved() -> None:
     trainer = norm_trainer(None)
-    assert [p.name for p in trainer.layout.parameters] == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    assert [p.name for p in trainer.layout.parameters] == ["1.weight", "1.bias", "2.weight", "2.bias"]
     trainer.train(trainer.initial(), 0)
-    assert np.abs(trainer.state()["buffers/0.running_mean"]).max() > 0.1
+    assert np.abs(trainer.state()["buffers/1.running_mean"]).max() > 0.1
 
 
 def test_the_evaluator_re_estimates_batch_norm_and_exports_it() -> None:
@@ -348,8 +366,8 @@ def test_the_evaluator_re_estimates_batch_norm_and_exports_it() -> None:
     before = {name: array.copy() for name, array in trainer.state().items()}
     exported = trainer.export(trained)
     variances = [half.var(dim=0) for half in torch.split(inputs, 4)]
-    assert exported["0.running_mean"] == pytest.approx(inputs.mean(dim=0).numpy(), abs=1e-4)
-    assert exported["0.running_var"] == pytest.approx(torch.stack(variances).mean(dim=0).numpy(), abs=1e-4)
+    assert exported["1.running_mean"] == pytest.approx(inputs.mean(dim=0).numpy(), abs=1e-4)
+    assert exported["1.running_var"] == pytest.approx(torch.stack(variances).mean(dim=0).numpy(), abs=1e-4)
     assert np.array_equal(exported["2.bias"], trained[-3:])
     trainer.evaluate(trained)
     after = trainer.state()
