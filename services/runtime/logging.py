@@ -42,7 +42,8 @@ def configure_logging(service: str, json: bool | None = None, level: str = "INFO
         else [structlog.processors.format_exc_info, hide_secrets, structlog.dev.ConsoleRenderer()]
     )
     structlog.configure(
-        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        # Hidden here too: a handler that another library adds to the root logger sees what this one passes on.
+        processors=[*shared, hide_secrets, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=False,  # tests and `fedrep demo` configure more than once
@@ -76,8 +77,11 @@ def _named(service: str) -> Processor:
 
 
 def hide_secrets(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-    """The last step before a line is written: bytes, vectors and anything named like a secret never leave."""
-    return {key: safe_value(key, value) for key, value in event.items()}
+    """The last step before a line leaves: no bytes, no vectors, nothing named like a secret.
+
+    A traceback is text only later, in the formatter, which comes here again with it.
+    """
+    return {key: value if key == "exc_info" else safe_value(key, value) for key, value in event.items()}
 
 
 def safe_value(name: str, value: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from fedrep.secagg.keys import SecretBytes
 from services.cli.main import main
 from services.identity.certificates import Credentials
 from services.identity.invitations import Invitation
@@ -193,7 +195,9 @@ def test_neither_log_nor_register_nor_output_holds_a_secret(
     assert main(["enroll", token, "--folder", str(folder)]) == 0
     _point_at(folder, consortium)
     assert main(["renew", "--folder", str(folder)]) == 0
-    for wrong in (token, token[:-4] + "AAAA"):
+    guess = bytes(range(100, 132))
+    guessed = dataclasses.replace(Invitation.from_token(token), secret=SecretBytes(guess)).token()
+    for wrong in (token, guessed, token[:-4] + "AAAA"):
         assert main(["enroll", wrong, "--folder", str(tmp_path / "again")]) == 1
     assert main(["doctor", "--folder", str(folder), "--server", "127.0.0.1:1"]) == 1
     said = "".join(capsys.readouterr())
@@ -202,9 +206,15 @@ def test_neither_log_nor_register_nor_output_holds_a_secret(
     written = b"".join(path.read_bytes() for path in (consortium.folder / "ca").iterdir() if path.is_file())
     log = (consortium.folder / "serve.log").read_text()
     assert '"call": "Enrol"' in log
-    forms = [secret.hex(), base64.b64encode(secret).decode(), base64.urlsafe_b64encode(secret).rstrip(b"=").decode()]
-    for form in (*forms, repr(secret)[2:-1], token, PASSPHRASE, private):
+    assert '"outcome": "INVITATION_INVALID"' in log
+    for form in (*_forms(secret), *_forms(guess), token, PASSPHRASE, private):
         assert form not in log
         assert form not in said
         assert form.encode() not in written
     assert secret not in written
+
+
+def _forms(secret: bytes) -> list[str]:
+    """How a secret could show up in text."""
+    plain = base64.urlsafe_b64encode(secret).rstrip(b"=").decode()
+    return [secret.hex(), base64.b64encode(secret).decode(), plain, repr(secret)[2:-1], str(list(secret))[1:-1]]

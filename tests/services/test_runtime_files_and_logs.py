@@ -8,6 +8,7 @@ import logging
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -64,29 +65,32 @@ def test_a_second_process_is_refused_and_a_dead_one_leaves_no_lock(tmp_path: Pat
 
 
 @pytest.fixture
-def lines(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
-    stream = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", stream)
+def configured() -> Iterator[None]:
     handlers, level = logging.getLogger().handlers[:], logging.getLogger().level
     fedrep_logging.configure_logging("test", json=None)
-    yield stream
+    yield
     logging.getLogger().handlers[:] = handlers
     logging.getLogger().setLevel(level)
     structlog.reset_defaults()
 
 
-def test_away_from_a_terminal_every_line_is_json_with_service_level_and_time(lines: io.StringIO) -> None:
+def test_away_from_a_terminal_every_line_is_json_with_service_level_and_time(
+    configured: None, capsys: pytest.CaptureFixture[str]
+) -> None:
     structlog.get_logger("a").info("round_applied", round=3, silos=["a", "b"])
     logging.getLogger("grpc").warning("from %s", "elsewhere")
-    first, second = (json.loads(line) for line in lines.getvalue().splitlines())
+    first, second = (json.loads(line) for line in capsys.readouterr().err.splitlines())
     assert first["event"] == "round_applied"
     assert (first["round"], first["silos"], first["service"], first["level"]) == (3, ["a", "b"], "test", "info")
     assert first["timestamp"].endswith("Z")
     assert (second["event"], second["level"], second["service"]) == ("from elsewhere", "warning", "test")
 
 
-def test_no_secret_vector_or_key_passes_whatever_it_is_called(lines: io.StringIO) -> None:
+def test_no_secret_vector_or_key_passes_whatever_it_is_called(
+    configured: None, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
     log = structlog.get_logger("a")
+    logging.getLogger().addHandler(caplog.handler)
     token = "fedrep1." + "QUJD" * 20 + ".c3Vt"
     pem = "-----BEGIN PRIVATE KEY-----\nMIGHAgEAMBMG\n-----END PRIVATE KEY-----"
     log.info(
@@ -105,7 +109,8 @@ def test_no_secret_vector_or_key_passes_whatever_it_is_called(lines: io.StringIO
         raise ValueError(f"bad token {token}")
     except ValueError:
         log.exception("failed")
-    text = lines.getvalue()
+    text = capsys.readouterr().err
+    text += "".join(str(record.msg) for record in caplog.records if record.name == "a")  # what other handlers see
     for secret in ("secretbytes", "0.123", "1.123", "hush-hush", "correct horse", "abcdef", token, "QUJDQUJD", "MIGHAgEA", "998"):
         assert secret not in text
     assert "fine" in text
