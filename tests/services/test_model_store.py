@@ -147,8 +147,8 @@ def test_a_changed_or_missing_chunk_is_noticed(store: SqlStore, tensor: str) -> 
 def test_a_put_that_fails_half_way_leaves_the_rows_as_they_were(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
     models = DatabaseModelStore(store.database)
     state, _ = put(models, seed=1)
-    with monkeypatch.context() as patch, pytest.raises(ValueError, match="must not be zero"):
-        patch.setattr(model_store, "CHUNK", 0)  # the old rows are gone and the new file's row is there when this fails
+    monkeypatch.setattr(model_store, "CHUNK", 0)  # the old rows are gone and the new file's row is there when this fails
+    with pytest.raises(ValueError, match="must not be zero"):
         put(models, seed=2)
     assert models.get("run", 0).hash == state.hash
 

@@ -31,7 +31,11 @@ from services.server.store.sql_store import SqlStore
 def open_store(url: str, retention: Retention | None = None) -> SqlStore:
     """Connect and bring the schema up to date, or say in one sentence why that cannot be done."""
     database = Database(url)
-    migrate(database)
+    try:
+        migrate(database)
+    except BaseException:
+        database.close()
+        raise
     return SqlStore(database, retention or Retention())
 
 

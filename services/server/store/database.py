@@ -22,8 +22,20 @@ from fedrep.errors import ConflictError, InvalidInputError, SettingsError, Store
 
 SQLITE_FILE = "fedrep.sqlite3"
 BUSY_SECONDS = 30
-CONNECT_SECONDS = 5
 
+# Both ends give up a silent network within seconds, this end first: a leader that is cut off steps down before the database
+# hands its lock to the standby, and a transaction it left open does not keep the standby waiting.
+_SERVER_GIVES_UP = {
+    "connect_timeout": 5,
+    "keepalives_idle": 2,
+    "keepalives_interval": 1,
+    "keepalives_count": 2,
+    "tcp_user_timeout": 4000,
+}
+_DATABASE_GIVES_UP = (
+    "SET tcp_keepalives_idle = 4; SET tcp_keepalives_interval = 2; SET tcp_keepalives_count = 3;"
+    "SET tcp_user_timeout = 10000; SET idle_in_transaction_session_timeout = '15s'"
+)
 _WRITES = "fedrep_writes"
 
 
@@ -62,8 +74,9 @@ def make_engine(url: URL, **options: Any) -> Engine:
             event.listen(engine, "connect", _prepare_sqlite)
             event.listen(engine, "begin", _begin_sqlite)
             return engine
-        reach = {"connect_timeout": CONNECT_SECONDS, **options.pop("connect_args", {})}
-        return create_engine(url, hide_parameters=True, pool_pre_ping=True, connect_args=reach, **options)
+        engine = create_engine(url, hide_parameters=True, pool_pre_ping=True, connect_args=_SERVER_GIVES_UP, **options)
+        event.listen(engine, "connect", _prepare_postgres)
+        return engine
     except (NoSuchModuleError, ModuleNotFoundError) as error:
         raise SettingsError(f"The driver for {url.drivername} is not installed ({error}). Install fedrep[server].") from None
 
@@ -124,6 +137,11 @@ def _prepare_sqlite(connection: Any, _record: object) -> None:
     connection.isolation_level = None  # the driver's own BEGIN comes too late and never says IMMEDIATE
     for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
         connection.execute(f"PRAGMA {pragma}")
+
+
+def _prepare_postgres(connection: Any, _record: object) -> None:
+    connection.execute(_DATABASE_GIVES_UP)
+    connection.commit()
 
 
 def _begin_sqlite(connection: Connection) -> None:
