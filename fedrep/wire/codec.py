@@ -247,16 +247,16 @@ def statement_from_wire(wire: pb.Statement, run: bytes, round_number: int) -> St
     return Statement(SiloName(wire.silo), RunHash(run), round_number, wire.signature)
 
 
-def update_to_wire(update: Update, *, omit_coordinates: bool = False) -> tuple[pb.UpdateHeader, bytes]:
-    """The header and the payload (coordinates, then levels) that is streamed behind it."""
-    coordinates = b"" if omit_coordinates else update.coordinates
+def update_to_wire(update: Update, *, omit_agreement: bool = False) -> tuple[pb.UpdateHeader, bytes]:
+    """The header and the payload (coordinates, then levels) behind it; what the caller agreed to itself can be left out."""
+    coordinates = b"" if omit_agreement else update.coordinates
     payload = coordinates + update.levels
     header = pb.UpdateHeader(
         run=update.run,
         round=update.round,
         outcome=_OUTCOMES[update.outcome],
         reason=update.reason,
-        confirmations=signatures_to_wire(update.confirmations),
+        confirmations=[] if omit_agreement else signatures_to_wire(update.confirmations),
         statements=[statement_to_wire(statement) for statement in update.statements],
         opened=list(update.opened),
         model_version=update.model_version,
@@ -268,7 +268,7 @@ def update_to_wire(update: Update, *, omit_coordinates: bool = False) -> tuple[p
         levels_size=len(update.levels),
         payload_sha256=hashlib.sha256(payload).digest(),
     )
-    if update.survivors is not None:
+    if update.survivors is not None and not omit_agreement:
         header.survivors.CopyFrom(survivors_to_wire(update.survivors))
     return header, payload
 

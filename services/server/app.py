@@ -26,10 +26,10 @@ from services.server.config import ServerSettings
 from services.server.coordinator import Coordinator
 from services.server.interceptor import Gate
 from services.server.metrics import ServerMetrics
-from services.server.model_store import DatabaseModelStore, FolderModelStore, ModelStore
+from services.server.model_store import FolderModelStore, ModelStore
 from services.server.observer import ObserverServicer
 from services.server.servicer import FederationServicer
-from services.server.store import Retention, SqlStore, open_store
+from services.server.store import Retention, open_store
 
 log = structlog.get_logger(__name__)
 
@@ -58,7 +58,7 @@ async def start(settings: ServerSettings) -> RunningServer:
     settings.data.mkdir(parents=True, exist_ok=True)
     store = await asyncio.to_thread(open_store, settings.database_url, Retention(update_payloads=settings.retention.updates))
     metrics = ServerMetrics()
-    coordinator = Coordinator(settings, store, _model_store(settings, store), credentials, metrics)
+    coordinator = Coordinator(settings, store, _model_store(settings), credentials, metrics)
     coordinator.watchers.attach()
     await coordinator.resume_runs()
 
@@ -121,9 +121,7 @@ async def _probe_server(settings: ServerSettings, health: HealthServicer) -> tup
     return probes, port
 
 
-def _model_store(settings: ServerSettings, store: SqlStore) -> ModelStore:
-    if settings.models == "database":
-        return DatabaseModelStore(store.database)
+def _model_store(settings: ServerSettings) -> ModelStore:
     return FolderModelStore(settings.data / "models")
 
 

@@ -34,7 +34,7 @@ class CallNotes:
 
 _notes: ContextVar[CallNotes] = ContextVar("notes")
 
-Handler = grpc.RpcMethodHandler[Any, Any]
+Handler = Any  # grpc's own class takes type arguments in its stubs only
 Context = Any
 
 
@@ -56,7 +56,7 @@ def concerns_run(name: str) -> None:
         notes.run = name
 
 
-class Gate(grpc.aio.ServerInterceptor[Any, Any]):
+class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     def __init__(self, trust: TrustStore, meter: Meter) -> None:
         self._trust = trust
         self._meter = meter

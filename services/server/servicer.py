@@ -118,9 +118,7 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         update = await driver.update(request.round)
         if update is None:
             raise OutOfPhaseError(f"round {request.round} is still open; ask again", reason="NOT_YET")
-        header, payload = codec.update_to_wire(
-            await self._with_statements(driver, update), omit_coordinates=request.omit_coordinates
-        )
+        header, payload = codec.update_to_wire(await self._with_statements(driver, update), omit_agreement=request.omit_agreement)
         next_round = await driver.next_round()
         if next_round is not None:
             header.next_round.CopyFrom(codec.signed_round_to_wire(next_round))

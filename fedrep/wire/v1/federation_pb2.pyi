@@ -458,16 +458,16 @@ class Statement(_message.Message):
     def __init__(self, silo: _Optional[str] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class GetUpdateRequest(_message.Message):
-    __slots__ = ("run", "round", "statement", "omit_coordinates")
+    __slots__ = ("run", "round", "statement", "omit_agreement")
     RUN_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     STATEMENT_FIELD_NUMBER: _ClassVar[int]
-    OMIT_COORDINATES_FIELD_NUMBER: _ClassVar[int]
+    OMIT_AGREEMENT_FIELD_NUMBER: _ClassVar[int]
     run: bytes
     round: int
     statement: Statement
-    omit_coordinates: bool
-    def __init__(self, run: _Optional[bytes] = ..., round: _Optional[int] = ..., statement: _Optional[_Union[Statement, _Mapping]] = ..., omit_coordinates: _Optional[bool] = ...) -> None: ...
+    omit_agreement: bool
+    def __init__(self, run: _Optional[bytes] = ..., round: _Optional[int] = ..., statement: _Optional[_Union[Statement, _Mapping]] = ..., omit_agreement: _Optional[bool] = ...) -> None: ...
 
 class UpdateHeader(_message.Message):
     __slots__ = ("run", "round", "outcome", "reason", "survivors", "confirmations", "statements", "opened", "model_version", "model_hash", "chain", "scale", "downlink_bits", "coordinates_size", "levels_size", "payload_sha256", "next_round", "state")

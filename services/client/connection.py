@@ -1,0 +1,291 @@
+"""The federation as a silo sees it: one coroutine per RPC, streams put together, retries while the server is away.
+
+A refusal by the server arrives as the error it raised there; a server out of reach is tried again with growing, jittered
+pauses, for as long as the operator allows, and is mentioned once a minute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import grpc
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from fedrep import __version__
+from fedrep.errors import DecodeError, FedrepError, RefusedError
+from fedrep.protocol.manifests import SignedRoundManifest, SignedRunManifest
+from fedrep.protocol.messages import (
+    Confirmation,
+    Consensus,
+    Proposal,
+    Reveal,
+    Signatures,
+    Statement,
+    Submission,
+    SurvivorSet,
+    Update,
+)
+from fedrep.wire import codec
+from fedrep.wire.chunks import Assembler, cut_into_chunks
+from fedrep.wire.v1 import federation_pb2 as pb
+from fedrep.wire.v1.federation_pb2_grpc import FederationServiceStub
+from services.client.audit import Audit
+from services.identity.certificates import Credentials
+from services.runtime.status import error_of
+from services.runtime.tls import channel_options, client_channel_credentials
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+LARGEST_PAYLOAD = 8 * 2**30
+REMINDER_SECONDS = 60.0
+CALL_SECONDS = 180.0
+
+
+class ServerAwayError(FedrepError):
+    """The server stayed out of reach for longer than the operator allows."""
+
+    status = "UNAVAILABLE"
+    default_reason = "SERVER_AWAY"
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """What Join tells: the run's rules, the latest model's name, and the open round, if there is one."""
+
+    run: SignedRunManifest
+    round: SignedRoundManifest | None
+    model_version: int
+    model_hash: bytes
+    chain: bytes
+    state: str
+    server_certificate: bytes
+    last_round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Concluded:
+    """What GetUpdate tells."""
+
+    update: Update
+    next_round: SignedRoundManifest | None
+    state: str
+
+
+class Connection:
+    def __init__(
+        self, address: str, load: Callable[[], Credentials], audit: Audit, *, server_name: str | None, patience: float
+    ) -> None:
+        self._address = address
+        self._load = load
+        self._audit = audit
+        self._server_name = server_name
+        self._patience = patience
+        self._channel: grpc.aio.Channel | None = None
+        self._stub: Any = None
+        self.lost = False
+
+    async def close(self) -> None:
+        if self._channel is not None:
+            await self._channel.close(None)
+            self._channel = None
+
+    async def renew(self) -> None:
+        """After the certificate was renewed: the next call connects with the new one."""
+        await self.close()
+
+    async def join(self, run: str, session_key: bytes, signature: bytes, version: int | None) -> Joined:
+        request = pb.JoinRequest(
+            run_name=run,
+            session_key=session_key,
+            session_signature=signature,
+            model_version=version,
+            software_version=__version__,
+        )
+        response = await self._call("Join", lambda stub: stub.Join(request, timeout=CALL_SECONDS), request.ByteSize())
+        return Joined(
+            codec.signed_run_from_wire(response.run),
+            codec.signed_round_from_wire(response.round) if response.HasField("round") else None,
+            response.model_version,
+            response.model_hash,
+            response.chain,
+            response.state,
+            response.server_certificate,
+            response.last_round,
+        )
+
+    async def model(self, run: bytes, version: int) -> tuple[pb.ModelHeader, NDArray[np.float32]]:
+        async def fetch(stub: Any) -> tuple[pb.ModelHeader, bytes]:
+            stream = stub.GetModel(pb.GetModelRequest(run=run, version=version), timeout=CALL_SECONDS)
+            header = await _header_of(stream)
+            assembler = Assembler(4 * header.parameters, header.sha256, LARGEST_PAYLOAD, "the model")
+            return header, await _collect(stream, assembler)
+
+        header, data = await self._call("GetModel", fetch)
+        return header, np.frombuffer(data, "<f4").astype(np.float32)
+
+    async def certificates(self, run: bytes, fingerprints: list[bytes]) -> list[bytes]:
+        request = pb.GetCertificatesRequest(run=run, fingerprints=fingerprints)
+        response = await self._call("GetCertificates", lambda stub: stub.GetCertificates(request, timeout=CALL_SECONDS))
+        return list(response.certificates)
+
+    async def propose(self, proposal: Proposal) -> None:
+        header = codec.proposal_to_wire(proposal)
+
+        async def parts() -> AsyncIterator[pb.ProposeCoordinatesRequest]:
+            yield pb.ProposeCoordinatesRequest(header=header)
+            for chunk in cut_into_chunks(proposal.coordinates):
+                yield pb.ProposeCoordinatesRequest(chunk=chunk)
+
+        size = header.ByteSize() + len(proposal.coordinates)
+        await self._call(
+            "ProposeCoordinates", lambda stub: stub.ProposeCoordinates(parts(), timeout=CALL_SECONDS), size, proposal.round
+        )
+
+    async def consensus(self, run: bytes, round_number: int) -> Consensus:
+        async def fetch(stub: Any) -> Consensus:
+            stream = stub.GetConsensus(pb.GetConsensusRequest(run=run, round=round_number), timeout=CALL_SECONDS)
+            header = await _header_of(stream)
+            assembler = Assembler(header.coordinates_size, header.coordinates_sha256, LARGEST_PAYLOAD, "the consensus")
+            return codec.consensus_from_wire(header, await _collect(stream, assembler))
+
+        return await self._waiting("GetConsensus", fetch)
+
+    async def submit(self, submission: Submission) -> None:
+        header = codec.submission_to_wire(submission)
+
+        async def parts() -> AsyncIterator[pb.SubmitMaskedShareRequest]:
+            yield pb.SubmitMaskedShareRequest(header=header)
+            for chunk in cut_into_chunks(submission.masked):
+                yield pb.SubmitMaskedShareRequest(chunk=chunk)
+
+        size = header.ByteSize() + len(submission.masked)
+        await self._call(
+            "SubmitMaskedShare", lambda stub: stub.SubmitMaskedShare(parts(), timeout=CALL_SECONDS), size, submission.round
+        )
+
+    async def survivors(self, run: bytes, round_number: int) -> SurvivorSet:
+        request = pb.GetSurvivorsRequest(run=run, round=round_number)
+        response = await self._waiting("GetSurvivors", lambda stub: stub.GetSurvivors(request, timeout=CALL_SECONDS))
+        return codec.survivors_from_wire(response.survivors)
+
+    async def confirm(self, confirmation: Confirmation) -> Signatures:
+        request = codec.confirmation_to_wire(confirmation)
+        response = await self._waiting(
+            "ConfirmSurvivors",
+            lambda stub: stub.ConfirmSurvivors(request, timeout=CALL_SECONDS),
+            request.ByteSize(),
+            confirmation.round,
+        )
+        return codec.signatures_from_wire(response.signatures)
+
+    async def reveal(self, reveal: Reveal) -> None:
+        request = codec.reveal_to_wire(reveal)
+        await self._call(
+            "RevealShares", lambda stub: stub.RevealShares(request, timeout=CALL_SECONDS), request.ByteSize(), reveal.round
+        )
+
+    async def update(
+        self, run: bytes, round_number: int, *, statement: Statement | None = None, omit_agreement: bool = False
+    ) -> Concluded:
+        request = pb.GetUpdateRequest(run=run, round=round_number, omit_agreement=omit_agreement)
+        if statement is not None:
+            request.statement.CopyFrom(codec.statement_to_wire(statement))
+
+        async def fetch(stub: Any) -> Concluded:
+            stream = stub.GetUpdate(request, timeout=CALL_SECONDS)
+            header = await _header_of(stream)
+            size = header.coordinates_size + header.levels_size
+            payload = await _collect(stream, Assembler(size, header.payload_sha256, LARGEST_PAYLOAD, "the update"))
+            following = codec.signed_round_from_wire(header.next_round) if header.HasField("next_round") else None
+            return Concluded(codec.update_from_wire(header, payload), following, header.state)
+
+        sent = request.ByteSize() if statement is not None else 0
+        return await self._waiting("GetUpdate", fetch, sent, round_number)
+
+    async def report(self, request: pb.ReportMetricsRequest) -> None:
+        await self._call(
+            "ReportMetrics", lambda stub: stub.ReportMetrics(request, timeout=CALL_SECONDS), request.ByteSize(), request.round
+        )
+
+    async def leave(self, run: bytes) -> None:
+        await self._call("Leave", lambda stub: stub.Leave(pb.LeaveRequest(run=run), timeout=10.0))
+
+    async def _waiting(self, method: str, call: Callable[[Any], Awaitable[T]], size: int = 0, round_number: int = 0) -> T:
+        """A call the server may hold: it answers NOT_YET after a while, and is asked again."""
+        while True:
+            try:
+                return await self._call(method, call, size, round_number)
+            except RefusedError as error:
+                if error.reason != "NOT_YET":
+                    raise
+                await asyncio.sleep(0.05)
+
+    async def _call(self, method: str, call: Callable[[Any], Awaitable[T]], size: int = 0, round_number: int = 0) -> T:
+        """`size` bytes leave the silo and go into the audit when the call was answered."""
+        first_failure: float | None = None
+        reminded = 0.0
+        pause = 0.5
+        while True:
+            try:
+                result = await call(self._connected())
+            except grpc.aio.AioRpcError as error:
+                refusal = error_of(error)
+                if refusal is not None:
+                    raise refusal from error
+                if error.code() not in (
+                    grpc.StatusCode.UNAVAILABLE,
+                    grpc.StatusCode.DEADLINE_EXCEEDED,
+                    grpc.StatusCode.CANCELLED,
+                ):
+                    raise FedrepError(f"{method} failed: {error.code().name}: {error.details()}") from error
+                now = time.monotonic()
+                first_failure = first_failure if first_failure is not None else now
+                self.lost = True
+                if now - first_failure > self._patience:
+                    raise ServerAwayError(
+                        f"the server at {self._address} was out of reach for {self._patience:.0f} seconds ({error.details()}); "
+                        "check the address with: fedrep doctor"
+                    ) from error
+                if now - reminded > REMINDER_SECONDS:
+                    log.warning("server_away", server=self._address, since=round(now - first_failure), why=error.details())
+                    reminded = now
+                await self.close()
+                await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+                pause = min(2 * pause, 15.0)
+                continue
+            if size:
+                self._audit.sent(method, size, round_number)
+            return result
+
+    def _connected(self) -> Any:
+        if self._channel is None:
+            credentials = self._load()
+            self._channel = grpc.aio.secure_channel(
+                self._address,
+                client_channel_credentials(credentials.root, credentials.key_pair),
+                options=channel_options(server_name=self._server_name),
+            )
+            self._stub = FederationServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        return self._stub
+
+
+async def _header_of(stream: Any) -> Any:
+    async for message in stream:
+        if message.WhichOneof("part") != "header":
+            break
+        return message.header
+    raise DecodeError("the server's stream does not start with a header", reason="NO_HEADER")
+
+
+async def _collect(stream: Any, assembler: Assembler) -> bytes:
+    async for message in stream:
+        assembler.add(message.chunk)
+    return assembler.finish()
