@@ -180,6 +180,7 @@ class ServerRound:
         """Whether the same bytes were accepted before; a conflicting message is refused, whatever the phase."""
         check_header(event, self.manifest)
         before: object
+        now: object
         match event:
             case Proposal():
                 before, now = self._proposals.get(event.silo), event
