@@ -211,7 +211,7 @@ class TrustStore:
                     .build_client_verifier()
                 )
                 path = tuple(verifier.verify(leaf, [*intermediates, *self._intermediates]).chain)
-            except verification.VerificationError as error:
+            except Exception as error:  # VerificationError, or one of the parser's for a field it reads late
                 raise CryptoError(
                     f"The certificate presented for {identity} was not issued by this federation's certificate "
                     f"authority (root {self.root_fingerprint.hex()[:16]}...): {_first_line(error)}. "
@@ -251,7 +251,7 @@ def load_chain(data: bytes) -> list[x509.Certificate]:
         if b"-----BEGIN" in data:
             return x509.load_pem_x509_certificates(data)
         return [x509.load_der_x509_certificate(data)]
-    except (ValueError, TypeError) as error:
+    except Exception as error:  # the parser has many kinds, not all of them ValueErrors; every one means the same here
         raise CryptoError(
             f"These {len(data)} bytes are not an X.509 certificate: {_first_line(error)}. Check that the file was copied whole.",
             reason="CERTIFICATE_MALFORMED",

@@ -83,7 +83,7 @@ def identity_of(certificate: x509.Certificate) -> Identity:
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         uris = names.get_values_for_type(x509.UniformResourceIdentifier)
-    except (x509.ExtensionNotFound, x509.DuplicateExtension, ValueError):
+    except Exception:  # no such extension, two of them, or one that the parser cannot read: no identity either way
         uris = []
     if len(uris) != 1:
         raise CryptoError(
