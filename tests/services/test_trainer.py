@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from fedrep.errors import InvalidInputError, NonFiniteError, SettingsError
 from services.client.trainer import ModelExporter
@@ -226,6 +226,15 @@ def test_a_loader_without_a_batch_is_refused() -> None:
     loader: DataLoader[Any] = DataLoader(TensorDataset(torch.ones(2), torch.ones(2)), batch_size=4, drop_last=True)
     with pytest.raises(SettingsError, match="no batch"):
         LoaderBatches(loader, seed=0)
+
+
+def test_a_loader_without_a_length_is_refused() -> None:
+    class Endless(IterableDataset[Tensor]):
+        def __iter__(self) -> Iterator[Tensor]:
+            yield torch.ones(1)
+
+    with pytest.raises(SettingsError, match="no length"):
+        LoaderBatches(DataLoader(Endless()), seed=0)
 
 
 def test_a_loss_that_is_not_finite_is_an_error_and_changes_no_state() -> None:

@@ -65,7 +65,6 @@ def test_the_operators_guide_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for name in ("known", "held_out"):
         measured = rng.standard_normal((60, 20)).astype(np.float32)
         np.savez(tmp_path / f"{name}.npz", measurements=measured, findings=measured[:, :3].argmax(axis=1))
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     settings = TrainerSettings(**tomllib.loads(own)["trainer"], user_code_dir=tmp_path)
     trainer = build_trainer(settings)

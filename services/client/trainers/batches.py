@@ -75,7 +75,13 @@ class LoaderBatches:
     """
 
     def __init__(self, loader: DataLoader[Any], seed: int) -> None:
-        length = len(loader)
+        try:
+            length = len(loader)
+        except TypeError:
+            raise SettingsError(
+                "the training DataLoader has no length, so a restarted silo could not find its place in it; "
+                "use a map-style Dataset, or a trainer of your own"
+            ) from None
         if length == 0:
             raise SettingsError("the training DataLoader has no batch; with drop_last, is there less than one?")
         self._loader = loader
