@@ -106,6 +106,15 @@ class Database:
             yield connection
 
     @contextmanager
+    def snapshot(self) -> Iterator[Connection]:
+        """A long read that sees one moment; a plain read on PostgreSQL sees what is committed between its queries."""
+        with self._as_sentences(), self.engine.connect() as connection:
+            if not self.is_sqlite:
+                connection.execution_options(isolation_level="REPEATABLE READ")
+            with connection.begin():
+                yield connection
+
+    @contextmanager
     def write(self) -> Iterator[Connection]:
         with self._as_sentences(), self._one_writer, self.engine.connect() as connection:
             connection.execution_options(**{_WRITES: True})
