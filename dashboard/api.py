@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
-from sse_starlette.sse import EventSourceResponse
+from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from dashboard import exports, live, schema, view
 from dashboard.auth import Gate, NotSignedInError, Principal
@@ -282,4 +282,9 @@ async def watch_run(
 
 def stream(request: Request, messages: AsyncIterator[live.Message]) -> EventSourceResponse:
     seconds = request.app.state.settings.heartbeat_seconds
-    return EventSourceResponse(request.app.state.metrics.counted(messages), ping=seconds, headers={"X-Accel-Buffering": "no"})
+    return EventSourceResponse(
+        request.app.state.metrics.counted(messages),
+        ping=seconds,
+        ping_message_factory=lambda: ServerSentEvent(event="ping", data="{}"),  # a comment would not reach the page
+        headers={"X-Accel-Buffering": "no"},
+    )

@@ -39,7 +39,7 @@ class DashboardSettings(BaseModel):
 
     host: str = "127.0.0.1"
     port: int = Field(default=8080, ge=0, le=65535)
-    server: str = Field(default="localhost:7443", description="Address of the federation server's gRPC port.")
+    server: str = Field(default="localhost:8550", description="Address of the federation server's gRPC port.")
     server_name: str | None = Field(default=None, description="Name in the server's certificate, if not the address.")
     credentials: Path | None = Field(default=None, description="Folder with key.pem, cert.pem, root.pem; role viewer or admin.")
     admin_token: SecretStr | None = None

@@ -1,0 +1,204 @@
+// The REST interface as the pages use it; shapes follow dashboard/schema.py.
+
+export interface Session {
+  signed_in: boolean;
+  user: string;
+  role: "admin" | "viewer" | "";
+  csrf: string;
+  may_act: boolean;
+  may_create: boolean;
+  note: string;
+}
+
+export interface ServerState {
+  reachable: boolean;
+  since: number;
+  address: string;
+  problem: string;
+}
+
+export interface Run {
+  name: string;
+  state: string;
+  state_reason: string;
+  created_at: number;
+  round: number;
+  rounds_planned: number;
+  rounds_applied: number;
+  rounds_skipped: number;
+  model_version: number;
+  accuracy: number | null;
+  best_accuracy: number | null;
+  loss: number | null;
+  bytes_up: number;
+  bytes_down: number;
+  epsilon_total: number | null;
+  epsilon_budget: number | null;
+  silos_present: number;
+  silos_allowed: number;
+  aggregator: string;
+  drills: boolean;
+  alerts: number;
+  last_alert: string;
+}
+
+export interface Epsilon {
+  covers: string;
+  per_round: number | null;
+  total: number | null;
+  budget: number | null;
+  budget_ends_in_round: number | null;
+  meaningful: boolean;
+}
+
+export type Settings = Record<string, unknown>;
+
+export interface Model {
+  version: number;
+  hash: string;
+  accuracy: number | null;
+  size: number;
+  best: boolean;
+}
+
+export interface RunDetail {
+  run: Run;
+  phase: string;
+  open_round: number;
+  last_event: number;
+  settings: Settings;
+  options: Settings;
+  models: Model[];
+  epsilon: Epsilon;
+  dense_bytes_per_silo_round: number;
+  signed_by: string;
+}
+
+export interface Row {
+  round: number;
+  outcome: "applied" | "skipped";
+  reason: string;
+  started_at: number;
+  phase_seconds: number[];
+  consensus_size: number;
+  roster_size: number;
+  proposed: number;
+  survivors: number;
+  bytes_up: number;
+  bytes_down: number;
+  bytes_total: number;
+  dense_bytes: number;
+  dense_total: number;
+  paper_bytes: number;
+  paper_total: number;
+  epsilon: number | null;
+  epsilon_theorem2: number | null;
+  epsilon_sum: number | null;
+  epsilon_theorem2_sum: number | null;
+  clip_rate: number | null;
+  update_norm: number | null;
+  accuracy: number | null;
+  loss: number | null;
+  silo_accuracy_min: number | null;
+  silo_accuracy_median: number | null;
+  silo_accuracy_max: number | null;
+  silo_loss_min: number | null;
+  silo_loss_median: number | null;
+  silo_loss_max: number | null;
+}
+
+export interface Rounds {
+  rows: Row[];
+  total: number;
+  last_event: number;
+}
+
+export interface HeatMapData {
+  rows: string[];
+  first_round: number[];
+  last_round: number[];
+  cells: string[][];
+  values: (number | null)[][];
+}
+
+export interface RunEvent {
+  position: number;
+  at: number;
+  kind: string;
+  severity: string;
+  round: number;
+  silo: string;
+  text: string;
+}
+
+export interface Silo {
+  name: string;
+  state: string;
+  last_seen: number | null;
+  software_version: string;
+  bytes_up: number;
+  bytes_down: number;
+  certificate_expires: number | null;
+  strikes: number;
+  back_in_round: number | null;
+  epsilon_total: number | null;
+  epsilon_budget: number | null;
+  drill: string;
+  problem: string;
+  given_up: number;
+}
+
+export interface Comparison {
+  runs: { run: Run; settings: Settings; rows: Row[] }[];
+}
+
+export class Problem extends Error {
+  constructor(
+    readonly status: number,
+    readonly reason: string,
+    detail: string,
+  ) {
+    super(detail);
+  }
+}
+
+let csrf = "";
+
+export async function call<T>(method: string, path: string, body?: unknown): Promise<T> {
+  const headers: Record<string, string> = {};
+  if (method !== "GET") headers["X-CSRF-Token"] = csrf;
+  if (body !== undefined) headers["Content-Type"] = "application/json";
+  let answer: Response;
+  try {
+    answer = await fetch(`/api/v1${path}`, { method, headers, body: body === undefined ? null : JSON.stringify(body) });
+  } catch {
+    throw new Problem(0, "DASHBOARD_UNREACHABLE", "The dashboard itself does not answer. Check that it still runs.");
+  }
+  if (answer.status === 204) return undefined as T;
+  const data = await answer.json().catch(() => ({}));
+  if (!answer.ok) {
+    if (answer.status === 401 && path !== "/session") window.dispatchEvent(new Event("signed-out"));
+    throw new Problem(answer.status, data.reason ?? "HTTP", data.detail ?? `The dashboard answered ${answer.status}.`);
+  }
+  return data as T;
+}
+
+export const get = <T>(path: string) => call<T>("GET", path);
+
+export async function session(): Promise<Session> {
+  return remember(await get<Session>("/session"));
+}
+
+export async function signIn(token: string): Promise<Session> {
+  return remember(await call<Session>("POST", "/session", { token }));
+}
+
+export async function signOut(): Promise<void> {
+  await call("DELETE", "/session");
+  csrf = "";
+}
+
+function remember(found: Session): Session {
+  csrf = found.csrf;
+  return found;
+}

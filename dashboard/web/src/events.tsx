@@ -1,0 +1,58 @@
+// What happened, newest first, in the server's own sentences.
+import { useEffect, useState } from "preact/hooks";
+import { type RunEvent, get } from "./api";
+import { clock, moment } from "./format";
+import { Card, Empty } from "./parts";
+
+const MARK: Record<string, string> = { info: "·", warning: "△", alert: "!" };
+const AT_ONCE = 60;
+
+export function Events({ name, events, exportPath }: { name: string; events: RunEvent[]; exportPath: string }) {
+  const [older, setOlder] = useState<RunEvent[]>([]);
+  const [serious, setSerious] = useState(false);
+  const [shown, setShown] = useState(AT_ONCE);
+  useEffect(() => setOlder([]), [name]);
+  const all = [...older, ...events.filter((event) => event.position > (older.at(-1)?.position ?? 0))];
+  const chosen = all.filter((event) => !serious || event.severity !== "info").reverse();
+  const first = all[0]?.position ?? 1;
+  const more = () => {
+    setShown(shown + AT_ONCE);
+    if (chosen.length > shown + AT_ONCE || first <= 1) return;
+    get<{ events: RunEvent[] }>(`/runs/${name}/events?limit=200&before=${first}`).then(
+      (answer) => setOlder((known) => [...answer.events, ...known]),
+      () => undefined,
+    );
+  };
+  return (
+    <Card title="Events" exportPath={exportPath}>
+      <label class="check">
+        <input type="checkbox" checked={serious} onChange={(event) => setSerious(event.currentTarget.checked)} /> only warnings and
+        alerts
+      </label>
+      {chosen.length === 0 ? (
+        <Empty title={serious ? "No warnings, no alerts" : "Nothing has happened yet"} />
+      ) : (
+        <ol class="events" tabIndex={0} aria-label="Events, newest first">
+          {chosen.slice(0, shown).map((event) => (
+            <li key={event.position}>
+              <time dateTime={new Date(event.at * 1000).toISOString()} title={moment(event.at)}>
+                {clock(event.at)}
+              </time>
+              <span class={`severity ${event.severity}`}>
+                {MARK[event.severity] ?? "·"} {event.severity}
+              </span>
+              <span>{event.text}</span>
+            </li>
+          ))}
+          {(chosen.length > shown || first > 1) && (
+            <li class="more">
+              <button type="button" onClick={more}>
+                Show older
+              </button>
+            </li>
+          )}
+        </ol>
+      )}
+    </Card>
+  );
+}

@@ -1,0 +1,65 @@
+// Numbers with units, for people. A missing figure is a dash, never a zero.
+
+const NONE = "–";
+
+export function bytes(n: number | null | undefined): string {
+  if (n == null) return NONE;
+  const units = ["B", "kB", "MB", "GB", "TB", "PB"];
+  let i = 0;
+  let value = n;
+  while (Math.abs(value) >= 999.5 && i < units.length - 1) {
+    value /= 1000;
+    i += 1;
+  }
+  return `${i === 0 ? Math.round(value) : value.toPrecision(3)} ${units[i]}`;
+}
+
+export const percent = (x: number | null | undefined, digits = 1): string =>
+  x == null ? NONE : `${(100 * x).toFixed(digits)} %`;
+
+export const count = (n: number | null | undefined): string => (n == null ? NONE : n.toLocaleString("en-US"));
+
+export function decimal(x: number | null | undefined, digits = 3): string {
+  if (x == null) return NONE;
+  if (x !== 0 && (Math.abs(x) < 1e-3 || Math.abs(x) >= 1e6)) return x.toExponential(2);
+  return x.toFixed(digits);
+}
+
+// Rounded up: a privacy loss shown too small is a false promise.
+export function epsilon(x: number | null | undefined): string {
+  if (x == null) return "none";
+  const digits = x < 10 ? 2 : x < 1000 ? 1 : 0;
+  const scale = 10 ** digits;
+  return (Math.ceil(x * scale - 1e-9) / scale).toLocaleString("en-US", {
+    minimumFractionDigits: digits,
+    maximumFractionDigits: digits,
+  });
+}
+
+export function seconds(s: number | null | undefined): string {
+  if (s == null) return NONE;
+  if (s < 1) return `${Math.round(s * 1000)} ms`;
+  if (s < 100) return `${s.toFixed(1)} s`;
+  if (s < 7200) return `${Math.round(s / 60)} min`;
+  return `${(s / 3600).toFixed(1)} h`;
+}
+
+export const clock = (at: number): string => new Date(at * 1000).toLocaleTimeString("en-GB");
+
+export const moment = (at: number | null | undefined): string =>
+  at == null ? NONE : `${new Date(at * 1000).toISOString().slice(0, 16).replace("T", " ")} UTC`;
+
+export const day = (at: number | null | undefined): string =>
+  at == null ? NONE : new Date(at * 1000).toISOString().slice(0, 10);
+
+export function ago(at: number | null | undefined): string {
+  if (at == null) return "never";
+  const s = Date.now() / 1000 - at;
+  if (s < 5) return "now";
+  if (s < 60) return `${Math.floor(s)} s ago`;
+  if (s < 3600) return `${Math.floor(s / 60)} min ago`;
+  if (s < 172800) return `${Math.floor(s / 3600)} h ago`;
+  return `${Math.floor(s / 86400)} days ago`;
+}
+
+export const words = (text: string): string => text.replaceAll("_", " ");

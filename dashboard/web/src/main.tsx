@@ -1,0 +1,7 @@
+import { render } from "preact";
+import { App } from "./app";
+import "./style.css";
+import { startTheme } from "./theme";
+
+startTheme();
+render(<App />, document.getElementById("app")!);

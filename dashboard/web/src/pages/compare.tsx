@@ -1,0 +1,173 @@
+// Two or more runs on the same axes, by round or by what they sent, and the settings in which they differ.
+import { useEffect, useMemo, useState } from "preact/hooks";
+import { type Comparison, type Row, type Run, type ServerState, get } from "../api";
+import type { Shared } from "../app";
+import { Chart, type Line } from "../chart";
+import { bytes, decimal, epsilon, percent } from "../format";
+import { useLive } from "../live";
+import { Card, Empty, Failure, State } from "../parts";
+import { go } from "../router";
+
+const TONES = ["s1", "s2", "s3", "s4", "s5", "s6", "s7", "s8"];
+const DASHES = [undefined, [7, 4], [2, 3], [10, 3, 2, 3], [4, 2], [12, 5], [1, 2], [6, 2, 2, 2]];
+const MOST = 8;
+
+export function Compare({ address, report }: { address: URL } & Shared) {
+  const chosen = address.searchParams.getAll("run").slice(0, MOST);
+  const by = address.searchParams.get("by") === "bytes" ? "bytes" : "round";
+  const [runs, setRuns] = useState<Run[]>([]);
+  const [data, setData] = useState<Comparison | null>(null);
+  const [error, setError] = useState<Error | null>(null);
+  const [server, setServer] = useState<ServerState | null>(null);
+  const progress = runs.filter((run) => chosen.includes(run.name)).map((run) => run.round).join();
+  const live = useLive("/api/v1/live", { runs: (answer) => setRuns(answer.runs), server: setServer });
+  useEffect(() => report(live, server), [live, server]);
+  useEffect(() => {
+    document.title = "Compare · FedREP";
+    get<{ runs: Run[] }>("/runs").then((answer) => setRuns(answer.runs), setError);
+  }, []);
+  const query = chosen.map((name) => `run=${name}`).join("&");
+  useEffect(() => {
+    if (!query) {
+      setData(null);
+      return;
+    }
+    get<Comparison>(`/compare?${query}`).then((answer) => {
+      setData(answer);
+      setError(null);
+    }, setError);
+  }, [query, progress]);
+  const show = (names: string[], axis: string) => {
+    const parts = names.map((name) => `run=${name}`);
+    go(`/compare?${[...parts, ...(axis === "bytes" ? ["by=bytes"] : [])].join("&")}`, true);
+  };
+  const toggle = (name: string) => show(chosen.includes(name) ? chosen.filter((n) => n !== name) : [...chosen, name], by);
+  return (
+    <>
+      <div class="page-head">
+        <h1>Compare</h1>
+      </div>
+      <fieldset class="picker">
+        <legend>Runs to compare</legend>
+        {runs.map((run) => (
+          <label key={run.name} class="check">
+            <input
+              type="checkbox"
+              checked={chosen.includes(run.name)}
+              disabled={!chosen.includes(run.name) && chosen.length >= MOST}
+              onChange={() => toggle(run.name)}
+            />{" "}
+            {run.name} <State state={run.state} />
+          </label>
+        ))}
+        {runs.length === 0 && <span class="note">No run has been created yet.</span>}
+      </fieldset>
+      <fieldset class="picker">
+        <legend>Across</legend>
+        {["round", "bytes"].map((axis) => (
+          <label key={axis} class="check">
+            <input type="radio" name="axis" checked={by === axis} onChange={() => show(chosen, axis)} />{" "}
+            {axis === "round" ? "rounds" : "bytes sent in total"}
+          </label>
+        ))}
+      </fieldset>
+      {error && <Failure error={error} />}
+      {!data || data.runs.length === 0 ? (
+        <Empty title={chosen.length ? "Loading the runs" : "Choose two or more runs above"} />
+      ) : (
+        <Overlays data={data} by={by} query={query} />
+      )}
+    </>
+  );
+}
+
+function Overlays({ data, by, query }: { data: Comparison; by: "round" | "bytes"; query: string }) {
+  const across = (row: Row) => (by === "round" ? row.round : row.bytes_total);
+  const xs = useMemo(
+    () => [...new Set(data.runs.flatMap((item) => item.rows.map(across)))].sort((a, b) => a - b),
+    [data, by],
+  );
+  const overlay = (key: keyof Row): Line[] =>
+    data.runs.map((item, i) => {
+      const known = new Map(item.rows.map((row) => [across(row), row[key] as number | null]));
+      return { label: item.run.name, values: xs.map((x) => known.get(x)), tone: TONES[i]!, dash: DASHES[i] };
+    });
+  const lines = useMemo(
+    () => ({
+      accuracy: overlay("accuracy"),
+      loss: overlay("loss"),
+      bytes: overlay("bytes_total"),
+      epsilon: overlay("epsilon_sum"),
+    }),
+    [data, xs],
+  );
+  const common = { xs, sync: "compare", xFormat: by === "bytes" ? bytes : undefined };
+  return (
+    <>
+      <div class="grid">
+        <Chart {...common} title="Accuracy by the evaluator" lines={lines.accuracy} format={percent} exportPath={`/compare/accuracy?${query}`} />
+        <Chart {...common} title="Loss by the evaluator" lines={lines.loss} format={decimal} fromZero exportPath={`/compare/loss?${query}`} />
+        <Chart {...common} title="Bytes in total" lines={lines.bytes} format={bytes} fromZero exportPath={`/compare/bytes_total?${query}`} />
+        <Chart
+          {...common}
+          title="Epsilon in total"
+          lines={lines.epsilon}
+          format={epsilon}
+          fromZero
+          exportPath={`/compare/epsilon_sum?${query}`}
+          note="Exact, for a silo that proposed in every round. A run without a line has alpha = 0 and no guarantee."
+        />
+      </div>
+      <Differences data={data} />
+    </>
+  );
+}
+
+function Differences({ data }: { data: Comparison }) {
+  const keys = Object.keys(data.runs[0]!.settings).filter(
+    (key) => new Set(data.runs.map((item) => JSON.stringify(item.settings[key]))).size > 1,
+  );
+  const figures: [string, (run: Run) => string][] = [
+    ["accuracy now", (run) => percent(run.accuracy)],
+    ["best accuracy", (run) => percent(run.best_accuracy)],
+    ["rounds applied, skipped", (run) => `${run.rounds_applied}, ${run.rounds_skipped}`],
+    ["traffic", (run) => bytes(run.bytes_up + run.bytes_down)],
+    ["epsilon in total", (run) => epsilon(run.epsilon_total)],
+  ];
+  return (
+    <Card title="Side by side" wide note={keys.length === 0 ? "The runs have the same settings." : undefined}>
+      <div class="scroll" tabIndex={0} role="region" aria-label="Side by side">
+        <table>
+          <thead>
+            <tr>
+              <th />
+              {data.runs.map((item) => (
+                <th key={item.run.name}>{item.run.name}</th>
+              ))}
+            </tr>
+          </thead>
+          <tbody>
+            {figures.map(([label, value]) => (
+              <tr key={label}>
+                <th scope="row">{label}</th>
+                {data.runs.map((item) => (
+                  <td key={item.run.name}>{value(item.run)}</td>
+                ))}
+              </tr>
+            ))}
+            {keys.map((key) => (
+              <tr key={key}>
+                <th scope="row">{key.replaceAll("_", " ")}</th>
+                {data.runs.map((item) => (
+                  <td key={item.run.name}>{plain(item.settings[key])}</td>
+                ))}
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+    </Card>
+  );
+}
+
+const plain = (value: unknown): string => (typeof value === "object" ? JSON.stringify(value) : String(value).replaceAll("_", " "));

@@ -1,0 +1,207 @@
+// One run: is it learning, what does it cost in bytes and privacy, where does the time go, which buffers stand out.
+import { useEffect, useMemo, useState } from "preact/hooks";
+import { type HeatMapData, type Row, type RunDetail, get } from "../api";
+import type { Shared } from "../app";
+import { Chart, type Line } from "../chart";
+import { Events } from "../events";
+import { bytes, count, decimal, epsilon, percent, words } from "../format";
+import { BUFFERS, HeatMap } from "../heatmap";
+import { Card, Empty, Failure, Loading, Stat, useWidth } from "../parts";
+import { useRun } from "../run-data";
+import { RunHead } from "../run-head";
+import { SettingsCard } from "../settings-card";
+import { Waterfall } from "../waterfall";
+import { Link } from "../router";
+
+export function RunPage({ name, session, report }: { name: string } & Shared) {
+  const { data, error, load } = useRun(name, report);
+  if (error && !data) return <Failure error={error} again={load} />;
+  if (!data) return <Loading />;
+  const { detail, run, rows, events, total } = data;
+  const charts = `/runs/${name}/charts`;
+  return (
+    <>
+      <RunHead run={run} page="run" session={session} />
+      <Figures detail={{ ...detail, run }} rows={rows} />
+      {rows.length === 0 && (
+        <Empty title={run.silos_present === 0 ? "No silo has joined yet" : "No round has ended yet"}>
+          <p>
+            On each silo's machine run <code>fedrep client --config client.toml</code>. A round starts once{" "}
+            {String(detail.settings.quorum)} of {run.silos_allowed} silos are here. <Link to={`/runs/${name}/silos`}>See the silos</Link>
+          </p>
+        </Empty>
+      )}
+      {rows.length > 0 && <Charts rows={rows} detail={detail} charts={charts} name={name} />}
+      {rows.length > 0 && (
+        <div class="grid">
+          <Waterfall rows={rows} exportPath={`${charts}/phases`} />
+          <BufferMap name={name} rounds={total} exportPath={`${charts}/buffers`} />
+        </div>
+      )}
+      <div class="grid">
+        <SettingsCard detail={detail} />
+        <Events name={name} events={events} exportPath={`${charts}/events`} />
+      </div>
+    </>
+  );
+}
+
+function Figures({ detail, rows }: { detail: RunDetail; rows: Row[] }) {
+  const { run, epsilon: cost } = detail;
+  const last = rows.at(-1);
+  const saved = last && last.bytes_total > 0 ? last.dense_total / last.bytes_total : null;
+  return (
+    <dl class="stats">
+      <Stat label="Accuracy" value={percent(run.accuracy)} sub={run.best_accuracy != null && `best ${percent(run.best_accuracy)}`} />
+      <Stat label="Loss" value={decimal(run.loss)} />
+      <Stat
+        label="Round"
+        value={`${count(run.round)} of ${count(run.rounds_planned)}`}
+        sub={`${count(run.rounds_applied)} applied, ${count(run.rounds_skipped)} skipped`}
+      />
+      <Stat label="Now" value={detail.open_round ? words(detail.phase) : "–"} sub={detail.open_round ? `in round ${count(detail.open_round)}` : "no open round"} />
+      <Stat label="Silos" value={`${run.silos_present} of ${run.silos_allowed}`} sub={last && `${last.survivors} in the last round`} />
+      <Stat label="Traffic" value={bytes(run.bytes_up + run.bytes_down)} sub={saved && `${saved.toFixed(1)}× less than dense`} />
+      <Stat
+        label="Epsilon"
+        value={rows.length ? epsilon(cost.total) : "–"}
+        sub={cost.budget != null ? `of ${epsilon(cost.budget)}` : cost.total == null && rows.length ? "no guarantee" : "no budget"}
+      />
+    </dl>
+  );
+}
+
+function Charts({ rows, detail, charts, name }: { rows: Row[]; detail: RunDetail; charts: string; name: string }) {
+  const xs = useMemo(() => rows.map((row) => row.round), [rows]);
+  const lines = useMemo(() => allLines(rows), [rows]);
+  const cost = detail.epsilon;
+  const covers = `Epsilon covers ${cost.covers}.`;
+  const none = cost.total == null ? " With alpha = 0 there is no guarantee, hence no number." : "";
+  const large = cost.total != null && !cost.meaningful ? " A total this large promises very little." : "";
+  const common = { xs, sync: name };
+  return (
+    <div class="grid">
+      <Chart
+        {...common}
+        title="Accuracy"
+        lines={lines.accuracy}
+        band={[2, 3, "silos' own, least to most"]}
+        format={percent}
+        exportPath={`${charts}/accuracy`}
+      />
+      <Chart
+        {...common}
+        title="Loss"
+        lines={lines.loss}
+        band={[2, 3, "silos' own, least to most"]}
+        format={decimal}
+        fromZero
+        exportPath={`${charts}/loss`}
+      />
+      <Chart
+        {...common}
+        title="Bytes per round"
+        lines={lines.bytes}
+        format={bytes}
+        log
+        exportPath={`${charts}/bytes`}
+        note="All silos together, logarithmic. Dense is FedAvg with float32 vectors; the paper's formula is (96 + 32/m) K bits per silo."
+      />
+      <Chart
+        {...common}
+        title="Bytes in total"
+        lines={lines.total}
+        format={bytes}
+        fromZero
+        exportPath={`${charts}/bytes`}
+        note="Up and down together, for the silos that proposed."
+      />
+      <Chart
+        {...common}
+        title="Epsilon per round"
+        lines={lines.epsilon}
+        format={epsilon}
+        fromZero
+        exportPath={`${charts}/epsilon`}
+        note={covers + none}
+      />
+      <Chart
+        {...common}
+        title="Epsilon in total"
+        lines={lines.epsilonSum}
+        format={epsilon}
+        fromZero
+        exportPath={`${charts}/epsilon`}
+        marks={cost.budget != null ? [{ at: cost.budget, label: `budget ${epsilon(cost.budget)}` }] : []}
+        note={
+          <>
+            For a silo that proposed in every round.{" "}
+            {cost.budget_ends_in_round != null && (
+              <b>At this cost the budget ends with round {count(cost.budget_ends_in_round)}.</b>
+            )}
+            {cost.budget == null && "No budget is set."}
+            {large}
+          </>
+        }
+      />
+    </div>
+  );
+}
+
+function allLines(rows: Row[]): Record<"accuracy" | "loss" | "bytes" | "total" | "epsilon" | "epsilonSum", Line[]> {
+  const of = (key: keyof Row) => rows.map((row) => row[key] as number | null);
+  const band = (kind: "accuracy" | "loss"): Line[] => [
+    { label: "evaluator", values: of(kind), tone: "s1", width: 2.2 },
+    { label: "silos' median", values: of(`silo_${kind}_median`), tone: "s3", dash: [5, 4] },
+    { label: "most", values: of(`silo_${kind}_max`), tone: "s3", quiet: true },
+    { label: "least", values: of(`silo_${kind}_min`), tone: "s3", quiet: true },
+  ];
+  return {
+    accuracy: band("accuracy"),
+    loss: band("loss"),
+    bytes: [
+      { label: "up", values: of("bytes_up"), tone: "s1" },
+      { label: "down", values: of("bytes_down"), tone: "s3", dash: [6, 3] },
+      { label: "paper's formula", values: of("paper_bytes"), tone: "s4", dash: [2, 3] },
+      { label: "dense", values: of("dense_bytes"), tone: "s2", dash: [10, 4] },
+    ],
+    total: [
+      { label: "FedREP", values: of("bytes_total"), tone: "s1", width: 2.2 },
+      { label: "paper's formula", values: of("paper_total"), tone: "s4", dash: [2, 3] },
+      { label: "dense", values: of("dense_total"), tone: "s2", dash: [10, 4] },
+    ],
+    epsilon: [
+      { label: "exact", values: of("epsilon"), tone: "s1", width: 2.2 },
+      { label: "Theorem 2", values: of("epsilon_theorem2"), tone: "s2", dash: [6, 4] },
+    ],
+    epsilonSum: [
+      { label: "exact", values: of("epsilon_sum"), tone: "s1", width: 2.2 },
+      { label: "Theorem 2", values: of("epsilon_theorem2_sum"), tone: "s2", dash: [6, 4] },
+    ],
+  };
+}
+
+function BufferMap({ name, rounds, exportPath }: { name: string; rounds: number; exportPath: string }) {
+  const [box, width] = useWidth();
+  const map = useHeatMap(`/runs/${name}/buffers`, width, rounds);
+  return (
+    <Card
+      title="Buffers"
+      exportPath={exportPath}
+      note="Distance of each buffer's mean from the update. Suspected: more than twice as far as the median buffer of its round."
+    >
+      <div ref={box}>{map ? <HeatMap label="Buffers by round" map={map} marks={BUFFERS} unit="distance" /> : <Loading />}</div>
+    </Card>
+  );
+}
+
+export function useHeatMap(path: string, width: number, version: number): HeatMapData | null {
+  const [map, setMap] = useState<HeatMapData | null>(null);
+  const columns = Math.max(10, Math.floor((width - 90) / 6));
+  useEffect(() => {
+    if (!width) return;
+    const timer = setTimeout(() => get<HeatMapData>(`${path}?columns=${columns}`).then(setMap, () => undefined), map ? 400 : 0);
+    return () => clearTimeout(timer);
+  }, [path, columns, version, width > 0]);
+  return map;
+}

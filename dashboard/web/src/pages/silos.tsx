@@ -1,0 +1,160 @@
+// Who was there: round by silo, and each silo's state. Never anything of a single silo's values.
+import { useEffect, useState } from "preact/hooks";
+import { type Silo, call, get } from "../api";
+import type { Shared } from "../app";
+import { ago, bytes, day, epsilon, moment } from "../format";
+import { ATTENDANCE, HeatMap } from "../heatmap";
+import { Ask, Card, Empty, Failure, Loading, State, useWidth } from "../parts";
+import { useRun } from "../run-data";
+import { RunHead } from "../run-head";
+import { useHeatMap } from "./run";
+
+const SOON_SECONDS = 14 * 86400;
+
+export function SilosPage({ name, session, report }: { name: string } & Shared) {
+  const { data, error, load } = useRun(name, report);
+  const [silos, setSilos] = useState<Silo[] | null>(null);
+  const [box, width] = useWidth();
+  const version = data ? (data.events.at(-1)?.position ?? 0) : 0;
+  const map = useHeatMap(`/runs/${name}/attendance`, width, data?.total ?? 0);
+  const refresh = () => get<{ silos: Silo[] }>(`/runs/${name}/silos`).then((answer) => setSilos(answer.silos), () => undefined);
+  useEffect(() => {
+    const timer = setTimeout(refresh, silos ? 500 : 0);
+    return () => clearTimeout(timer);
+  }, [name, version]);
+  if (error && !data) return <Failure error={error} again={load} />;
+  return (
+    <div ref={box}>
+      {!data ? (
+        <Loading />
+      ) : (
+        <>
+          <RunHead run={data.run} page="silos" session={session} />
+          {data.rows.length === 0 ? (
+            <Empty title={silos?.some((silo) => silo.state === "present") ? "No round has ended yet" : "No silo has joined yet"}>
+              <p>
+                Invite a silo with <code>fedrep silo invite NAME</code>; on its machine run <code>fedrep enroll TOKEN</code>, then{" "}
+                <code>fedrep client --config client.toml</code>.
+              </p>
+            </Empty>
+          ) : (
+            <Card title="Attendance" exportPath={`/runs/${name}/charts/silos`} wide>
+              {map ? <HeatMap label="Attendance by round" map={map} marks={ATTENDANCE} /> : <Loading />}
+            </Card>
+          )}
+          {silos && <SiloTable name={name} silos={silos} mayAct={session.may_act} refresh={refresh} />}
+        </>
+      )}
+    </div>
+  );
+}
+
+interface TableProps {
+  name: string;
+  silos: Silo[];
+  mayAct: boolean;
+  refresh: () => void;
+}
+
+function SiloTable({ name, silos, mayAct, refresh }: TableProps) {
+  const [asked, setAsked] = useState<Silo | null>(null);
+  const [problem, setProblem] = useState("");
+  const act = (silo: Silo, path: string, body?: unknown) =>
+    call("POST", `/runs/${name}/silos/${silo.name}/${path}`, body).then(refresh, (error: Error) => setProblem(error.message));
+  return (
+    <div class="card flush">
+      {problem && (
+        <p class="problem" role="alert">
+          {problem}
+        </p>
+      )}
+      <table class="cards">
+        <caption class="spoken">Silos allowed in {name}</caption>
+        <thead>
+          <tr>
+            <th>Silo</th>
+            <th>State</th>
+            <th>Last seen</th>
+            <th>Version</th>
+            <th class="num">Sent up · down</th>
+            <th class="num">Epsilon</th>
+            <th>Certificate until</th>
+            <th class="num">Strikes</th>
+            <th>Notes</th>
+            {mayAct && <th>Action</th>}
+          </tr>
+        </thead>
+        <tbody>
+          {silos.map((silo) => (
+            <tr key={silo.name}>
+              <td class="main-cell strong">{silo.name}</td>
+              <td data-label="State">
+                <State state={silo.state} />
+              </td>
+              <td data-label="Last seen" title={moment(silo.last_seen)}>
+                {ago(silo.last_seen)}
+              </td>
+              <td data-label="Version">{silo.software_version || "–"}</td>
+              <td class="num" data-label="Sent up · down">
+                {bytes(silo.bytes_up)} · {bytes(silo.bytes_down)}
+              </td>
+              <td class="num" data-label="Epsilon">
+                {silo.epsilon_total == null ? "–" : epsilon(silo.epsilon_total)}
+                {silo.epsilon_budget != null && ` of ${epsilon(silo.epsilon_budget)}`}
+              </td>
+              <td data-label="Certificate until">
+                <Expiry at={silo.certificate_expires} />
+              </td>
+              <td class="num" data-label="Strikes">
+                {silo.strikes}
+              </td>
+              <td data-label="Notes">{notes(silo)}</td>
+              {mayAct && (
+                <td data-label="Action">
+                  {silo.state === "excluded" || silo.state === "sitting_out" ? (
+                    <button type="button" onClick={() => void act(silo, "readmit")} aria-label={`Readmit ${silo.name}`}>
+                      Readmit
+                    </button>
+                  ) : (
+                    <button type="button" onClick={() => setAsked(silo)} aria-label={`Exclude ${silo.name}`}>
+                      Exclude
+                    </button>
+                  )}
+                </td>
+              )}
+            </tr>
+          ))}
+        </tbody>
+      </table>
+      {asked && (
+        <Ask
+          title={`Exclude ${asked.name}?`}
+          verb="Exclude"
+          explain="It is kept out of the next rosters until an admin readmits it."
+          withReason
+          done={(reason) => {
+            const silo = asked;
+            setAsked(null);
+            if (reason !== null) void act(silo, "exclude", { reason });
+          }}
+        />
+      )}
+    </div>
+  );
+}
+
+function Expiry({ at }: { at: number | null }) {
+  const left = at == null ? Infinity : at - Date.now() / 1000;
+  if (left < 0) return <span class="severity alert">! expired {day(at)}</span>;
+  if (left < SOON_SECONDS) return <span class="severity warning">△ {day(at)}</span>;
+  return <>{day(at)}</>;
+}
+
+function notes(silo: Silo): string {
+  const found = [];
+  if (silo.back_in_round) found.push(`back in round ${silo.back_in_round}`);
+  if (silo.drill) found.push(`drill: ${silo.drill}`);
+  if (silo.given_up) found.push(`values of ${silo.given_up} rounds given up`);
+  if (silo.problem) found.push(silo.problem);
+  return found.join("; ") || "–";
+}
