@@ -25,6 +25,10 @@ class Command(NamedTuple):
 
 
 COMMANDS: Final[dict[str, Command]] = {
+    "demo": Command("services.cli.demo:app", "A whole federation on this machine: CA, server, silos, attackers, dashboard.", "client"),
+    "server": Command("services.cli.server:app", "Run the federation server; init, check, backup, restore.", "server"),
+    "run": Command("services.cli.run:app", "Create, watch and steer runs as an admin.", "server"),
+    "client": Command("services.cli.client:app", "Run this silo; init, check, status, audit, leave.", "client"),
     "dashboard": Command("services.cli.dashboard:app", "Watch and steer runs in the browser.", "dashboard"),
     "ca": Command("services.cli.ca:app", "The consortium's certificate authority: init, sign, list, serve.", "server"),
     "silo": Command("services.cli.silo:app", "Invite a silo (or another role) into the federation, or revoke it.", "server"),

@@ -65,7 +65,7 @@ class DrillSettings(Section):
 
 
 class ClientSettings(Section):
-    server: str = Field(default="localhost:7400", description="host:port of the federation server")
+    server: str = Field(default="localhost:8550", description="host:port of the federation server")
     server_name: str | None = Field(
         default=None, description="name in the server's certificate, where it differs from the address"
     )

@@ -17,7 +17,7 @@ from prometheus_client import start_http_server
 
 from fedrep.errors import SettingsError
 from fedrep.wire.v1 import federation_pb2, federation_pb2_grpc, observer_pb2, observer_pb2_grpc
-from services.identity.certificates import REVOCATIONS_FILE, Credentials
+from services.identity.certificates import REVOCATIONS_FILE, Credentials, Role
 from services.identity.peer import follow_revocations, refresh_revocations, revocations_from_file
 from services.runtime.files import lock_folder
 from services.runtime.tls import server_credentials, server_options
@@ -93,6 +93,24 @@ async def start(settings: ServerSettings) -> RunningServer:
         log.info("stopped")
 
     return RunningServer(port, health_port, coordinator, stop)
+
+
+def check_settings(settings: ServerSettings) -> dict[str, str]:
+    """What a start would find, without opening a port."""
+    credentials = Credentials.load(settings.credentials)
+    credentials.trust_store().verify(credentials.chain, roles=(Role.SERVER,))
+    settings.data.mkdir(parents=True, exist_ok=True)
+    store = open_store(settings.database_url)
+    try:
+        runs = len(store.runs())
+    finally:
+        store.close()
+    return {
+        "identity": str(credentials.identity),
+        "certificate valid until": credentials.certificate.not_valid_after_utc.isoformat(),
+        "database": "reachable, schema up to date",
+        "runs": str(runs),
+    }
 
 
 async def serve(settings: ServerSettings, started: Callable[[RunningServer], None] | None = None) -> None:

@@ -28,9 +28,9 @@ class Alerts(Section):
 
 class ServerSettings(Section):
     host: str = Field(default="0.0.0.0", description="address the federation port listens on")
-    port: int = Field(default=7400, ge=0, le=65535, description="mTLS port for silos, admins and the dashboard")
-    health_port: int | None = Field(default=7401, ge=0, le=65535, description="plaintext port with gRPC health only, for probes")
-    metrics_port: int | None = Field(default=7402, ge=0, le=65535, description="plaintext Prometheus port")
+    port: int = Field(default=8550, ge=0, le=65535, description="mTLS port for silos, admins and the dashboard")
+    health_port: int | None = Field(default=8553, ge=0, le=65535, description="plaintext port with gRPC health only, for probes")
+    metrics_port: int | None = Field(default=8554, ge=0, le=65535, description="plaintext Prometheus port")
     data: Path = Field(default=Path("var/server"), description="folder for the database and the models")
     database: str | None = Field(default=None, description="database URL; SQLite in the data folder when absent")
     models: str = Field(default="folder", pattern="^(folder|database)$", description="where model files live")

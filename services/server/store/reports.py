@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, func, insert, select, update
+from sqlalchemy import Connection, bindparam, func, insert, select, update
 
 from fedrep.errors import InvalidInputError
 from services.server.store import models
 from services.server.store.rows import LedgerEntry, SiloRow, Traffic
-from services.server.store.runs import by_name
+from services.server.store.runs import require
 from services.server.store.tables import ledger, metrics, runs, silos
 from services.server.store.values import LARGEST, clean, finite, insert_into, keys_of, whole
 
@@ -18,6 +18,17 @@ _FLOATS = ("train_loss", "loss", "accuracy", "clip_rate", "train_seconds", "epsi
 _NUMBERS = ("model_version", "samples", "given_up")
 _TEXTS = ("drill", "problem")
 METRIC_NAMES = frozenset((*_FLOATS, *_NUMBERS, *_TEXTS))
+
+_CHARGE = (
+    update(silos)
+    .where(silos.c.run == bindparam("own_run"), silos.c.name == bindparam("own_name"))
+    .values(
+        bytes_up=silos.c.bytes_up + bindparam("up"),
+        bytes_down=silos.c.bytes_down + bindparam("down"),
+        epsilon_ledger=silos.c.epsilon_ledger + bindparam("spent"),
+        releases_without_guarantee=silos.c.releases_without_guarantee + bindparam("unbounded"),
+    )
+)
 
 
 def add_metrics(connection: Connection, run: str, number: int, reporter: str, role: str, reported: Mapping[str, Any]) -> None:
@@ -27,7 +38,7 @@ def add_metrics(connection: Connection, run: str, number: int, reporter: str, ro
         raise InvalidInputError(f"metrics have no field {', '.join(sorted(unknown))}")
     if not 0 <= number <= LARGEST:
         raise InvalidInputError(f"metrics cannot belong to round {number}")
-    by_name(connection, run)
+    require(connection, run)
     values = _fit(reported)
     statement = insert_into(connection, metrics).values(run=run, round=number, reporter=reporter, role=role, **values)
     merged = {name: func.coalesce(statement.excluded[name], metrics.c[name]) for name in METRIC_NAMES}
@@ -59,7 +70,7 @@ def _remember(connection: Connection, run: str, number: int, silo: str, values: 
 
 
 def touch(connection: Connection, run: str, name: str, software_version: str, certificate_expires: float, at: float) -> None:
-    by_name(connection, run)
+    require(connection, run)
     values = {"software_version": clean(software_version), "certificate_expires": certificate_expires, "last_seen": at}
     statement = insert_into(connection, silos).values(run=run, name=name, **values)
     connection.execute(statement.on_conflict_do_update(index_elements=keys_of(silos), set_=values))
@@ -69,18 +80,21 @@ def charge(connection: Connection, run: str, traffic: Mapping[str, Traffic], ent
     """Silos in name order, so that two writers never wait for each other."""
     names = sorted({*traffic, *(entry.silo for entry in entries)})
     _ensure(connection, run, names)
-    for name in names:
-        own = [entry.epsilon for entry in entries if entry.silo == name]
-        moved = traffic.get(name, Traffic())
+    if names:
+        cost = {name: [entry.epsilon for entry in entries if entry.silo == name] for name in names}
         connection.execute(
-            update(silos)
-            .where(silos.c.run == run, silos.c.name == name)
-            .values(
-                bytes_up=silos.c.bytes_up + moved.up,
-                bytes_down=silos.c.bytes_down + moved.down,
-                epsilon_ledger=silos.c.epsilon_ledger + sum(epsilon for epsilon in own if epsilon is not None),
-                releases_without_guarantee=silos.c.releases_without_guarantee + sum(epsilon is None for epsilon in own),
-            )
+            _CHARGE,
+            [
+                {
+                    "own_run": run,
+                    "own_name": name,
+                    "up": traffic.get(name, Traffic()).up,
+                    "down": traffic.get(name, Traffic()).down,
+                    "spent": sum(epsilon for epsilon in cost[name] if epsilon is not None),
+                    "unbounded": sum(epsilon is None for epsilon in cost[name]),
+                }
+                for name in names
+            ],
         )
     if entries:
         connection.execute(
@@ -93,7 +107,7 @@ def charge(connection: Connection, run: str, traffic: Mapping[str, Traffic], ent
 
 
 def add_traffic(connection: Connection, run: str, traffic: Mapping[str, Traffic]) -> None:
-    by_name(connection, run)
+    require(connection, run)
     connection.execute(
         update(runs)
         .where(runs.c.name == run)

@@ -146,16 +146,15 @@ def thinned(connection: Connection, run: str, about: int) -> list[RoundView]:
 
 def _views(connection: Connection, run: str, found: Sequence[Row[Any]], within: Any) -> list[RoundView]:
     reported: dict[int, list[Any]] = {}
-    columns = (metrics.c.round, metrics.c.role, metrics.c.accuracy, metrics.c.loss, metrics.c.clip_rate)
-    order = (metrics.c.round, metrics.c.reporter)
-    for report in connection.execute(select(*columns).where(metrics.c.run == run, within).order_by(*order)):
+    columns = (metrics.c.round, metrics.c.reporter, metrics.c.role, metrics.c.accuracy, metrics.c.loss, metrics.c.clip_rate)
+    for report in connection.execute(select(*columns).where(metrics.c.run == run, within)).all():
         reported.setdefault(report.round, []).append(report)
     return [_view(row, reported.get(row.round, [])) for row in found]
 
 
 def _view(row: Row[Any], found: list[Any]) -> RoundView:
     """Several evaluators are possible; the first by name that reported a figure speaks for the round."""
-    evaluators = [report for report in found if report.role == "evaluator"]
+    evaluators = sorted((report for report in found if report.role == "evaluator"), key=lambda report: report.reporter)
     silos = [report for report in found if report.role == "silo"]
     clip_rates = [report.clip_rate for report in silos if report.clip_rate is not None]
     reported_rate = median(clip_rates) if clip_rates else None

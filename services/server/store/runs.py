@@ -56,6 +56,11 @@ def by_name(connection: Connection, name: str) -> StoredRun:
     return _stored(row)
 
 
+def require(connection: Connection, name: str) -> None:
+    if connection.execute(select(runs.c.name).where(runs.c.name == name)).first() is None:
+        raise unknown_run(name)
+
+
 def by_hash(connection: Connection, digest: bytes) -> StoredRun:
     row = connection.execute(select(runs).where(runs.c.hash == digest)).one_or_none()
     if row is None:

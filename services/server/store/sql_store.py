@@ -101,7 +101,7 @@ class SqlStore:
 
     def add_statement(self, run: str, number: int, silo: str, signature: bytes) -> None:
         with self.database.write() as connection:
-            runs.by_name(connection, run)
+            runs.require(connection, run)
             rounds.add_statement(connection, run, number, silo, signature)
 
     def statements(self, run: str, number: int) -> tuple[tuple[str, bytes], ...]:

@@ -1,0 +1,78 @@
+"""`fedrep demo`: a whole federation as real processes on this machine, and a live table of what it does."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from services.cli.output import JSON_HELP, emit
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def demo(
+    silos: Annotated[int, typer.Option(help="Silos, attackers included.")] = 10,
+    rounds: Annotated[int, typer.Option(help="Rounds to play.")] = 60,
+    byzantine: Annotated[int, typer.Option(help="Silos that attack; the rule is told to expect that many.")] = 2,
+    attack: Annotated[str, typer.Option(help="What the attackers send (see fedrep.attacks).")] = "foe",
+    aggregator: Annotated[str, typer.Option(help="Robust rule over the buffers.")] = "geometric_median",
+    alpha: Annotated[float, typer.Option(help="Share of random coordinates in a proposal.")] = 0.5,
+    buffer_size: Annotated[int, typer.Option(help="Silos per buffer.")] = 2,
+    drop_rate: Annotated[float, typer.Option(help="Chance per second that some silo is killed and started again.")] = 0.0,
+    dataset: Annotated[str, typer.Option(help="digits, fashion_mnist or cifar10.")] = "digits",
+    data_dir: Annotated[Path | None, typer.Option(help="Where fashion_mnist or cifar10 lie.")] = None,
+    compare: Annotated[bool, typer.Option("--compare", help="Play it again with the plain mean, and show both.")] = False,
+    folder: Annotated[Path | None, typer.Option(help="Where everything is written; a temporary folder when absent.")] = None,
+    exit_at_once: Annotated[bool, typer.Option("--exit", help="End when the run is over instead of leaving the dashboard up.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
+) -> None:
+    """CA, server, silos (some of them attackers), evaluator and dashboard, all real, all on localhost."""
+    from services.cli.demo_federation import DemoSettings, play
+
+    settings = DemoSettings(
+        silos=silos,
+        rounds=rounds,
+        byzantine=byzantine,
+        attack=attack,
+        aggregator=aggregator,
+        alpha=alpha,
+        buffer_size=buffer_size,
+        drop_rate=drop_rate,
+        dataset=dataset,
+        data_dir=data_dir,
+        compare=compare,
+        folder=folder,
+    )
+    with play(settings, quiet=as_json or not sys.stderr.isatty()) as result:
+        emit(result, as_json, _summary)
+        if not exit_at_once and not as_json:
+            _wait(str(result["dashboard_url"]))
+
+
+def _summary(result: Any) -> str:
+    lines = [
+        "",
+        f"Accuracy {result['final_accuracy']:.3f} after {result['rounds_applied']} applied and {result['rounds_skipped']} skipped rounds.",
+        f"Traffic of all silos: {result['bytes_up'] / 1e6:.2f} MB up, {result['bytes_down'] / 1e6:.2f} MB down.",
+        f"Epsilon of the proposals: {result['epsilon_text']} in all. {result['epsilon_covers']}",
+    ]
+    if result.get("comparison"):
+        other = result["comparison"]
+        lines.append(
+            f"The same attack against the plain mean: accuracy {other['final_accuracy']:.3f}; the dashboard's Compare page shows both."
+        )
+    return "\n".join(lines)
+
+
+def _wait(url: str) -> None:
+    from threading import Event
+
+    print(f"\nThe dashboard stays up at {url} until Ctrl-C.", file=sys.stderr)
+    try:
+        Event().wait()
+    except KeyboardInterrupt:
+        print(file=sys.stderr)

@@ -1,0 +1,278 @@
+"""`fedrep run`: what an admin does with runs. The manifest is made and signed on the admin's own machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from google.protobuf.json_format import MessageToDict
+from rich.table import Table
+
+from fedrep.errors import SettingsError
+from fedrep.privacy import COVERS, coordinate_epsilon, shown
+from fedrep.protocol.manifests import RunManifest
+from fedrep.protocol.model_state import model_hash
+from fedrep.protocol.preflight import preflight
+from fedrep.wire.v1 import observer_pb2 as pb
+from services.cli.output import JSON_HELP, emit
+from services.cli.settings_file import commented_toml, write_new
+from services.identity.certificates import Credentials
+from services.client.layout import read_model
+from services.runtime.observer_client import ObserverClient
+from services.runtime.run_config import RunConfig, sign_run
+from services.runtime.settings import load_settings
+
+app = typer.Typer(add_completion=False, no_args_is_help=True)
+
+Server = Annotated[str, typer.Option("--server", envvar="FEDREP_SERVER", help="host:port of the federation server.")]
+Identity = Annotated[Path, typer.Option("--identity", envvar="FEDREP_IDENTITY", help="Folder with your admin or viewer certificate.")]
+Json = Annotated[bool, typer.Option("--json", help=JSON_HELP)]
+Name = Annotated[str, typer.Argument(help="Name of the run.")]
+Reason = Annotated[str, typer.Option("--reason", help="Shown to everyone.")]
+
+LOCAL = "localhost:8550"
+FOLDER = Path("identity")
+
+
+@contextmanager
+def connected(server: str, identity: Path) -> Iterator[tuple[ObserverClient, Credentials]]:
+    credentials = Credentials.load(identity)
+    client = ObserverClient(server, credentials.root, credentials.key_pair)
+    try:
+        yield client, credentials
+    finally:
+        client.close()
+
+
+@app.command()
+def init(path: Annotated[Path, typer.Argument(help="File to write.")] = Path("run.toml")) -> None:
+    """Write a run file with every setting, its default and what it means."""
+    values = {"name": "first-run", "silos": ["hospital-a", "hospital-b", "hospital-c", "hospital-d"]}
+    write_new(path, commented_toml(RunConfig, "A FedREP run. Every commented line shows the default.", values))
+    print(f"Wrote {path}. Next: fedrep run create --config {path} --model init.safetensors")
+
+
+@app.command()
+def create(
+    config: Annotated[Path, typer.Option("--config", help="The run, TOML (see fedrep run init).")],
+    model: Annotated[Path, typer.Option("--model", help="Initial parameters, safetensors.")],
+    server: Server = LOCAL,
+    identity: Identity = FOLDER,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check here and on the server; create nothing.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Check, sign and create a run; prints the preflight and the plan."""
+    settings = load_settings(RunConfig, config, "FEDREP_RUN")
+    layout, vector = read_model(model)
+    manifest = settings.manifest(vector.size, bytes.fromhex(layout.digest), model_hash(vector))
+    problems = preflight(manifest)
+    plan = plan_of(manifest)
+    if problems:
+        raise SettingsError("the run cannot work: " + "; ".join(problems), reason="PREFLIGHT")
+    with connected(server, identity) as (client, credentials):
+        signed = sign_run(manifest, credentials.identity.name, credentials.chain, credentials.signing_key)
+        described = json.dumps([[p.name, list(p.shape)] for p in layout.parameters])
+        response = client.create_run(signed, settings.options(described), None if dry_run else vector)
+    if response.problems:
+        raise SettingsError("the server refuses the run: " + "; ".join(response.problems), reason="PREFLIGHT")
+    emit({"run": manifest.name, "hash": response.run.hex(), "created": not dry_run, "plan": plan}, as_json, _plan_text)
+
+
+def plan_of(manifest: RunManifest) -> dict[str, Any]:
+    """What these settings will give, before the first round."""
+    m = len(manifest.silos)
+    k = manifest.coordinates // m
+    cost = coordinate_epsilon(manifest.parameters, k, manifest.alpha)
+    needed = max(2 * manifest.byzantine + 1, 1)
+    return {
+        "silos": m,
+        "buffers": m // manifest.buffer_size,
+        "buffers_that_may_fail": m // manifest.buffer_size - needed,
+        "quorum": manifest.quorum,
+        "coordinates_per_silo": k,
+        "value_bits": manifest.value_bits,
+        "epsilon_round": cost,
+        "epsilon_total": None if cost is None else cost * manifest.rounds,
+        "epsilon_covers": COVERS,
+    }
+
+
+def _plan_text(result: Any) -> str:
+    plan = result["plan"]
+    what = "created" if result["created"] else "can be created"
+    total = shown(plan["epsilon_total"])
+    return (
+        f"Run {result['run']!r} {what} ({result['hash'][:16]}).\n"
+        f"{plan['silos']} silos in {plan['buffers']} buffers; {plan['buffers_that_may_fail']} buffers may fail; "
+        f"quorum {plan['quorum']}; {plan['coordinates_per_silo']} coordinates per silo, {plan['value_bits']} bits each.\n"
+        f"Epsilon of the proposals: {shown(plan['epsilon_round'])} per round, {total} in all. {plan['epsilon_covers']}"
+    )
+
+
+@app.command("list")
+def list_runs(server: Server = LOCAL, identity: Identity = FOLDER, as_json: Json = False) -> None:
+    """All runs of a server."""
+    with connected(server, identity) as (client, _):
+        runs = client.call("ListRuns", pb.ListRunsRequest()).runs
+    emit({"runs": [_plain(run) for run in runs]}, as_json, _runs_table)
+
+
+@app.command()
+def show(name: Name, server: Server = LOCAL, identity: Identity = FOLDER, as_json: Json = False) -> None:
+    """One run: state, silos, kept models."""
+    with connected(server, identity) as (client, _):
+        run = _plain(client.call("GetRun", pb.GetRunRequest(name=name)))
+    emit(run, as_json, _run_table)
+
+
+@app.command()
+def watch(
+    name: Name,
+    server: Server = LOCAL,
+    identity: Identity = FOLDER,
+    after: Annotated[int, typer.Option("--after", help="Start behind this event.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Events of a run as they happen, until Ctrl-C; with --json one object per line."""
+    with connected(server, identity) as (client, _):
+        for response in client.watch(name, after):
+            event = _plain(response.event)
+            emit(event, as_json, lambda e: f"{int(e['position']):>6}  round {e['round']:>5}  {e['severity']:<7}  {e['text']}")
+
+
+@app.command()
+def stop(name: Name, server: Server = LOCAL, identity: Identity = FOLDER, reason: Reason = "", as_json: Json = False) -> None:
+    """End a run for good."""
+    _steer("StopRun", pb.StopRunRequest(name=name, reason=reason), server, identity, as_json)
+
+
+@app.command()
+def pause(name: Name, server: Server = LOCAL, identity: Identity = FOLDER, reason: Reason = "", as_json: Json = False) -> None:
+    """Let the open round end and start no other."""
+    _steer("PauseRun", pb.PauseRunRequest(name=name, reason=reason), server, identity, as_json)
+
+
+@app.command()
+def resume(name: Name, server: Server = LOCAL, identity: Identity = FOLDER, as_json: Json = False) -> None:
+    """Go on with a paused run."""
+    _steer("ResumeRun", pb.ResumeRunRequest(name=name), server, identity, as_json)
+
+
+Silo = Annotated[str, typer.Argument(help="Name of the silo.")]
+
+
+@app.command()
+def exclude(
+    name: Name, silo: Silo, server: Server = LOCAL, identity: Identity = FOLDER, reason: Reason = "", as_json: Json = False
+) -> None:
+    """Keep a silo out of the next rounds."""
+    _steer("ExcludeSilo", pb.ExcludeSiloRequest(name=name, silo=silo, reason=reason), server, identity, as_json)
+
+
+@app.command()
+def readmit(name: Name, silo: Silo, server: Server = LOCAL, identity: Identity = FOLDER, as_json: Json = False) -> None:
+    """Let an excluded or sitting-out silo back in."""
+    _steer("ReadmitSilo", pb.ReadmitSiloRequest(name=name, silo=silo), server, identity, as_json)
+
+
+@app.command()
+def rollback(
+    name: Name,
+    version: Annotated[int, typer.Option("--version", help="A kept version (see fedrep run show).")],
+    server: Server = LOCAL,
+    identity: Identity = FOLDER,
+    as_json: Json = False,
+) -> None:
+    """Go on from an older model."""
+    _steer("RollBackRun", pb.RollBackRunRequest(name=name, version=version), server, identity, as_json)
+
+
+@app.command()
+def export(
+    name: Name,
+    target: Annotated[Path, typer.Argument(help="File to write, safetensors.")],
+    version: Annotated[int | None, typer.Option("--version", help="A kept version; the latest when absent.")] = None,
+    best: Annotated[bool, typer.Option("--best", help="The version the evaluator found best.")] = False,
+    server: Server = LOCAL,
+    identity: Identity = FOLDER,
+    as_json: Json = False,
+) -> None:
+    """Write a model's parameters to a file."""
+    with connected(server, identity) as (client, _):
+        got, data = client.download(name, version=version, best=best)
+    target.write_bytes(data)
+    emit({"run": name, "version": got, "file": str(target), "size": len(data)}, as_json, lambda r: f"Wrote {r['file']}, version {r['version']}.")
+
+
+def _steer(method: str, request: Any, server: str, identity: Path, as_json: bool) -> None:
+    with connected(server, identity) as (client, _):
+        response = _plain(client.call(method, request))
+    body = next(iter(response.values()))
+    emit(body, as_json, lambda r: f"{r['name']}: {r['state']}" + (f" ({r['state_reason']})" if r.get("state_reason") else ""))
+
+
+def _plain(message: Any) -> dict[str, Any]:
+    """64-bit integers as numbers and bytes as hex, which is what people and programs expect here."""
+    plain = MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+    converted: dict[str, Any] = _converted(plain, message.DESCRIPTOR)
+    return converted
+
+
+def _converted(plain: dict[str, Any], descriptor: Any) -> dict[str, Any]:
+    import base64
+
+    for field in descriptor.fields:
+        if field.name not in plain:
+            continue
+        value = plain[field.name]
+        values = value if isinstance(value, list) else [value]
+        if field.message_type is not None:
+            values = [_converted(item, field.message_type) for item in values]
+        elif field.cpp_type in (field.CPPTYPE_INT64, field.CPPTYPE_UINT64):
+            values = [int(item) for item in values]
+        elif field.type == field.TYPE_BYTES:
+            values = [base64.b64decode(item).hex() for item in values]
+        plain[field.name] = values if isinstance(value, list) else values[0]
+    return plain
+
+
+def _runs_table(result: Any) -> Any:
+    if not result["runs"]:
+        return "No runs yet. Create one: fedrep run init, then fedrep run create."
+    table = Table("run", "state", "round", "applied", "skipped", "accuracy", "silos", "up MB", "down MB", "epsilon")
+    for run in result["runs"]:
+        accuracy = f"{run['accuracy']:.4f}" if "accuracy" in run else "-"
+        table.add_row(
+            run["name"],
+            run["state"],
+            f"{run['round']}/{run['rounds_planned']}",
+            str(run["rounds_applied"]),
+            str(run["rounds_skipped"]),
+            accuracy,
+            f"{run['silos_present']}/{run['silos_allowed']}",
+            f"{run['bytes_up'] / 1e6:.2f}",
+            f"{run['bytes_down'] / 1e6:.2f}",
+            shown(run.get("epsilon_total")),
+        )
+    return table
+
+
+def _run_table(run: Any) -> Any:
+    from rich.console import Group
+
+    silos = Table("silo", "state", "up KB", "down KB", "epsilon", "problem")
+    for silo in run["silos"]:
+        silos.add_row(
+            silo["name"],
+            silo["state"],
+            f"{silo['bytes_up'] / 1e3:.1f}",
+            f"{silo['bytes_down'] / 1e3:.1f}",
+            shown(silo.get("epsilon_total")),
+            silo["problem"],
+        )
+    kept = ", ".join(f"{m['version']}{' (best)' if m['best'] else ''}" for m in run["models"])
+    return Group(_runs_table({"runs": [run["summary"]]}), silos, f"Kept models: {kept}")

@@ -1,0 +1,77 @@
+"""`fedrep server`: the federation server and its operator's tools."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from services.cli.output import JSON_HELP, emit
+from services.cli.settings_file import commented_toml, write_new
+from services.runtime.logging import configure_logging
+from services.runtime.settings import load_settings
+from services.server.config import ServerSettings
+
+app = typer.Typer(add_completion=False)
+
+Config = Annotated[Path | None, typer.Option("--config", help="Settings, TOML; FEDREP_SERVER__... wins over it.")]
+Json = Annotated[bool, typer.Option("--json", help=JSON_HELP)]
+
+
+@app.callback(invoke_without_command=True)
+def server(
+    context: typer.Context,
+    config: Config = None,
+    check: Annotated[bool, typer.Option("--check", help="Only check settings, certificate and database.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Serve the federation until SIGTERM or Ctrl-C."""
+    if context.invoked_subcommand is not None:
+        return
+    settings = load_settings(ServerSettings, config, "FEDREP_SERVER")
+    configure_logging("server", settings.log_json)
+    from services.server.app import check_settings, serve
+
+    if check:
+        emit(check_settings(settings), as_json, lambda found: "\n".join(f"{key}: {value}" for key, value in found.items()))
+        return
+    asyncio.run(serve(settings))
+
+
+@app.command()
+def init(
+    path: Annotated[Path, typer.Argument(help="File to write.")] = Path("server.toml"),
+) -> None:
+    """Write a settings file with every setting, its default and what it means."""
+    write_new(path, commented_toml(ServerSettings, "Settings of the FedREP server. Every line shows the default."))
+    print(f"Wrote {path}. Next: put key.pem, cert.pem and root.pem into the credentials folder, then fedrep server --config {path}")
+
+
+@app.command()
+def backup(
+    target: Annotated[Path, typer.Argument(help="File to write.")],
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Database, models and ledger in one file; the server may go on running."""
+    from services.server.backup import backup as make
+
+    settings = load_settings(ServerSettings, config, "FEDREP_SERVER")
+    made: Any = make(settings.database_url, settings.data, target)
+    emit({"file": str(target), "size": target.stat().st_size, "runs": getattr(made, "runs", None)}, as_json, lambda r: f"Wrote {r['file']}.")
+
+
+@app.command()
+def restore(
+    source: Annotated[Path, typer.Argument(help="File written by backup.")],
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Into an empty database and data folder."""
+    from services.server.backup import restore as put_back
+
+    settings = load_settings(ServerSettings, config, "FEDREP_SERVER")
+    put_back(settings.database_url, settings.data, source)
+    emit({"restored": str(source)}, as_json, lambda r: f"Restored {r['restored']}.")

@@ -1,0 +1,58 @@
+"""Settings files with every setting as a commented line: its default and what it means, taken from the settings class itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from fedrep.errors import SettingsError
+
+
+def commented_toml(cls: type[BaseModel], title: str, values: dict[str, Any] | None = None) -> str:
+    """`values` are written as real lines; everything else is a comment."""
+    lines = [f"# {line}" for line in title.splitlines()] + [""]
+    lines += _section(cls, "", values or {})
+    return "\n".join(lines) + "\n"
+
+
+def write_new(path: Path, text: str) -> None:
+    if path.exists():
+        raise SettingsError(f"{path} exists already; choose another name or remove it first")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def _section(cls: type[BaseModel], prefix: str, values: dict[str, Any]) -> list[str]:
+    lines: list[str] = []
+    nested: list[str] = []
+    for name, field in cls.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            given = values.get(name, {})
+            nested += ["", f"[{prefix}{name}]", *_section(inner, f"{prefix}{name}.", given)]
+            continue
+        if field.description:
+            lines.append(f"# {field.description}")
+        if name in values:
+            lines.append(f"{name} = {_toml(values[name])}")
+        else:
+            lines.append(f"# {name} = {_toml(field.get_default(call_default_factory=True))}")
+    return lines + nested
+
+
+def _toml(value: Any) -> str:
+    if value is None or value is PydanticUndefined:
+        return '""'
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(_toml(item) for item in value) + "]"
+    if isinstance(value, (int, float)):
+        return repr(value)
+    return json.dumps(str(value))
