@@ -43,6 +43,7 @@ from fedrep.protocol.silo_rules import (
     check_consensus,
     check_own_place,
     check_round,
+    check_run,
     check_survivors,
     count_confirmations,
     openable_buffers,
@@ -90,6 +91,7 @@ class Ready:
         model_hash: bytes,
     ) -> Ready:
         """`sessions` holds this silo's session keys by public key; `last_round` is the last round it spoke in, on disk."""
+        check_run(member.run, member.policy, member.name)  # again in every round: the policy may have become stricter
         check_round(
             manifest,
             member.run,

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrep.errors import CryptoError, RefusedError
-from fedrep.privacy import Ledger, coordinate_epsilon
+from fedrep.privacy import CoordinateRelease, Ledger, shown
 from fedrep.protocol.manifests import (
     MAX_HOLDERS,
     RoundManifest,
@@ -91,6 +91,8 @@ def check_run(run: RunManifest, policy: Policy, silo: str) -> None:
         problems.append(f"run {run.name!r} is not among the runs this silo allows")
     if run.buffer_size < policy.smallest_buffer:
         problems.append(f"buffers of {run.buffer_size} are smaller than the {policy.smallest_buffer} this silo asks for")
+    if run.colluders < 0 or run.byzantine < 0:
+        problems.append("c and f cannot be negative")
     if run.min_survivors < run.colluders + 2:
         problems.append(
             f"min_survivors {run.min_survivors} with {run.colluders} colluders would show single values; "
@@ -205,18 +207,16 @@ def _bad_member(name: str, why: str) -> RefusedError:
 
 def check_epsilon(manifest: RoundManifest, ledger: Ledger, policy: Policy) -> None:
     """Rule 7, the budget: refuse before the charge would exceed it. No guarantee (alpha = 0) exceeds every budget."""
-    if policy.epsilon_budget is None:
+    release = CoordinateRelease(manifest.round, manifest.parameters, manifest.per_silo, manifest.alpha)
+    if ledger.allows(release, policy.epsilon_budget):
         return
-    cost = coordinate_epsilon(manifest.parameters, manifest.per_silo, manifest.alpha)
-    total = ledger.total
-    if cost is None or total is None or total + cost > policy.epsilon_budget:
-        spent = "no guarantee" if total is None else f"{total:.4g} spent"
-        price = "no finite epsilon (alpha = 0)" if cost is None else f"epsilon {cost:.4g}"
-        raise RefusedError(
-            f"a proposal costs {price}; {spent} of a budget of {policy.epsilon_budget:g}. This silo stops taking part; "
-            "raise epsilon_budget in its policy to go on",
-            reason="EPSILON_BUDGET",
-        )
+    price = "no finite epsilon (alpha = 0)" if release.epsilon is None else f"epsilon {shown(release.epsilon)}"
+    spent = "no guarantee is left" if ledger.total is None else f"{shown(ledger.total)} is spent"
+    raise RefusedError(
+        f"a proposal costs {price}; {spent} of a budget of {policy.epsilon_budget:g}. This silo stops taking part; "
+        "raise epsilon_budget in its policy to go on",
+        reason="EPSILON_BUDGET",
+    )
 
 
 def check_consensus(
