@@ -211,7 +211,7 @@ class _Certificates(wire_grpc.CertificateServiceServicer):
         self._source = revocations_from_file(desk.authority.folder / REVOCATIONS_FILE)
 
     async def _caller(self, context: Context) -> PeerCertificate:
-        await refresh_revocations(self._trust, self._source)
+        await refresh_revocations(self._trust, self._source)  # a list it cannot read must stop it, not be passed over
         return peer_certificate(context, self._trust)
 
     async def Renew(  # noqa: N802 - the RPC's name

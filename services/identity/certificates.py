@@ -71,12 +71,15 @@ class Credentials:
                 f"There is no certificate in {folder} yet. Enrol with the token you were sent: fedrep enroll TOKEN.",
                 reason="NOT_ENROLLED",
             )
+        matching: list[Credentials] = []
         for chain in chains:
             public = load_chain(chain)[0].public_key()
             for key_pem in keys:
                 key = _load_key(key_pem, folder)
                 if key.public_key() == public:
-                    return cls(key, key_pem, chain, root)
+                    matching.append(cls(key, key_pem, chain, root))
+        if matching:
+            return max(matching, key=lambda pair: pair.certificate.not_valid_after_utc)
         raise SettingsError(
             f"{KEY_FILE} and {CERTIFICATE_FILE} in {folder} do not belong together. Restore both from the same backup, "
             "or ask for a new invitation and enrol again.",

@@ -4,9 +4,7 @@ back, and the root is believed only by the fingerprint in the invitation."""
 from __future__ import annotations
 
 import asyncio
-import datetime as dt
 import hashlib
-import random
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
@@ -28,7 +26,6 @@ from services.identity.folder import (
     install,
     prepare_request,
     refuse_if_enrolled,
-    renewal_time,
 )
 from services.identity.invitations import Invitation
 from services.identity.names import Identity
@@ -140,30 +137,6 @@ async def renew(folder: Path, *, new_key: bool = False, timeout: float = TIMEOUT
     fresh = install(folder, answer.certificate_chain, credentials.root, answer.revocations, expected=credentials.identity)
     _log.info("renewed", identity=fresh.identity.uri, until=fresh.certificate.not_valid_after_utc.isoformat())
     return fresh
-
-
-async def keep_renewed(
-    folder: Path,
-    on_renewed: Callable[[Credentials], Awaitable[None]] | None = None,
-    *,
-    check_every: float = 3600.0,
-    now: Callable[[], dt.datetime] = lambda: dt.datetime.now(dt.UTC),
-) -> None:
-    """Runs beside a daemon for as long as it lives. A renewal that fails is tried again, and said each time."""
-    while True:
-        certificate = Credentials.load(folder).certificate
-        if now() >= renewal_time(certificate):
-            try:
-                fresh = await renew(folder)
-            except FedrepError as error:
-                left = certificate.not_valid_after_utc - now()
-                hours = round(left.total_seconds() / 3600, 1)
-                _log.warning("renewal_failed", problem=str(error), reason=error.reason, hours_left=hours)
-            else:
-                if on_renewed is not None:
-                    await on_renewed(fresh)
-        # Jitter, so that a federation enrolled on one day does not renew in one second.
-        await asyncio.sleep(check_every * random.uniform(0.8, 1.2))
 
 
 class AuthorityRevocations:

@@ -133,6 +133,7 @@ def install(
         promote(folder)
     else:
         write_atomically(folder / CERTIFICATE_FILE, chain, 0o644)
+        (folder / NEXT_CERTIFICATE_FILE).unlink(missing_ok=True)  # left by a replacement that was interrupted
     return Credentials.load(folder)
 
 

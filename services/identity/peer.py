@@ -84,25 +84,33 @@ def revocations_from_file(path: Path) -> RevocationSource:
     return read
 
 
-async def refresh_revocations(trust: TrustStore, source: RevocationSource) -> bool:
-    """Ask the source once; True if there was a bundle. A source that fails leaves what is known in force."""
-    try:
-        bundle = await source()
-        if bundle is None:
-            return False
-        known = len(trust.revoked)
-        trust.update_revocations(bundle)
-    except (FedrepError, OSError) as error:
-        _log.warning("revocations_not_updated", problem=str(error))
-        return False
+async def refresh_revocations(trust: TrustStore, source: RevocationSource) -> None:
+    """Ask the source once, and take what it has."""
+    bundle = await source()
+    if bundle is None:
+        return
+    known = len(trust.revoked)
+    trust.update_revocations(bundle)
     if len(trust.revoked) != known:
         _log.info("revocations_updated", revoked=len(trust.revoked))
-    return True
 
 
 async def follow_revocations(trust: TrustStore, source: RevocationSource, every: float = 2.0) -> None:
     """Runs beside a server for as long as it lives: together with `until_unwelcome`, seconds from `fedrep silo revoke`
-    to the end of the silo's streams."""
+    to the end of the silo's streams. A source that fails leaves what is known in force, and is said once, not every time.
+    """
+    said: str | None = None
     while True:
-        await refresh_revocations(trust, source)
+        try:
+            await refresh_revocations(trust, source)
+            overdue = trust.revoked.overdue(dt.datetime.now(dt.UTC))
+            problem = "The authority promised a newer revocation list by now; none has arrived." if overdue else None
+        except (FedrepError, OSError) as error:
+            problem = str(error)
+        if problem != said:
+            if problem is None:
+                _log.info("revocations_current")
+            else:
+                _log.warning("revocations_not_updated", problem=problem)
+            said = problem
         await asyncio.sleep(every)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import itertools
+import os
 from pathlib import Path
 
 import pytest
@@ -259,7 +260,11 @@ def test_identities_that_are_not_of_our_form_are_refused(uri: str) -> None:
 
 
 @given(st.binary(max_size=400))
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=int(os.environ.get("FEDREP_FUZZ_EXAMPLES", "150")),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 def test_no_bytes_from_a_stranger_raise_anything_but_our_errors(root: CertificateAuthority, data: bytes) -> None:
     """Every decoder that a peer can reach: certificates, requests, revocation lists, tokens."""
     trust = TrustStore(root.root)

@@ -25,10 +25,11 @@ from services.identity.authority_name import AUTHORITY_NAME, OWN_NAME
 from services.identity.authority_server import Addresses, AuthorityServer, Limits
 from services.identity.certificates import Credentials, Identity, Role
 from services.identity.enrolment import EnrolmentDesk
-from services.identity.enrolment_client import UnreachableError, enrol, fetch_root, keep_renewed, renew
+from services.identity.enrolment_client import UnreachableError, enrol, fetch_root, renew
 from services.identity.folder import FederationAddresses, renewal_time
 from services.identity.invitations import Invitation, invite
 from services.identity.rate_limit import RateLimit, source_of
+from services.identity.upkeep import keep_renewed, tend_credentials
 from services.runtime.status import reason_of
 from services.runtime.tls import KeyPair, channel_options, client_channel_credentials
 
@@ -434,7 +435,10 @@ def test_a_crash_between_the_two_renames_of_a_new_key_loses_nothing(
                 await renew(folder, new_key=True)
         survivor = Credentials.load(folder)
         assert survivor.private_key.public_key() == survivor.certificate.public_key()
-        assert (await renew(folder)).fingerprint == survivor.fingerprint
+        renewed = await renew(folder)
+        assert renewed.fingerprint == survivor.fingerprint
+        assert not list(folder.glob("next-*"))
+        assert Credentials.load(folder).certificate == renewed.certificate != survivor.certificate
 
     with_server(authority, body)
 
@@ -463,6 +467,35 @@ def test_the_daemon_renews_at_two_thirds_of_life_and_not_before(authority: Certi
         assert fresh.certificate.serial_number != before.certificate.serial_number
 
     with_server(authority, body)
+
+
+def test_a_tended_folder_learns_of_revocations_and_survives_an_authority_that_goes_away(
+    authority: CertificateAuthority, tmp_path: Path
+) -> None:
+    folder = tmp_path / "silo"
+
+    async def body(server: AuthorityServer) -> None:
+        await enrol(invitation_for(authority, server).token(), folder)
+        before = (folder / "crl.pem").read_bytes()
+        task = asyncio.create_task(tend_credentials(folder, list_every=0.02))
+        request = certificate_request(ec.generate_private_key(ec.SECP256R1()))
+        authority.sign(request, Identity("hospital-b", Role.SILO, "demo"))
+        authority.revoke("hospital-b")
+        async with asyncio.timeout(20):
+            while (folder / "crl.pem").read_bytes() == before:
+                await asyncio.sleep(0.02)
+        await server.stop(0)
+        await asyncio.sleep(0.1)
+        assert not task.done()
+        task.cancel()
+
+    with_server(authority, body)
+    assert (folder / "crl.pem").read_bytes() == (authority.folder / "crl.pem").read_bytes()
+
+
+def test_a_folder_that_knows_no_authority_is_left_alone(authority: CertificateAuthority, tmp_path: Path) -> None:
+    issue_credentials(authority, tmp_path / "offline", Identity("offline", Role.SILO, "demo"))
+    asyncio.run(asyncio.wait_for(tend_credentials(tmp_path / "offline"), 10))
 
 
 def test_a_folder_that_is_enrolled_is_not_overwritten_by_accident(authority: CertificateAuthority, tmp_path: Path) -> None:
