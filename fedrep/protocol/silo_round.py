@@ -159,8 +159,7 @@ class Ready:
         )
 
     def _agree(self, consensus: Consensus) -> Agreement:
-        limit = len(self.manifest.roster) * self.manifest.per_silo
-        indices = decode_coordinates(consensus.coordinates, self.manifest.parameters, limit)
+        indices = decode_coordinates(consensus.coordinates, self.manifest.parameters)
         check_consensus(consensus, self.manifest, indices)
         c2 = consensus_context(self.c1, consensus.coordinates, consensus.assignment)
         return Agreement(self, consensus.assignment, indices, c2, self._open_shares(consensus))
@@ -214,7 +213,7 @@ class Proposed:
     once: Once = field(default_factory=Once)
 
     def on_consensus(self, consensus: Consensus, g: NDArray[np.float32], rng: np.random.Generator) -> Submitted:
-        """Quantize g on I, mask it, sign; raises RefusedError, and the silo can then only `observe`."""
+        """Quantize g on I, mask it, sign. A silo that refuses the consensus is out of the round: it is shown no second one."""
         self.once.take("submit")
         ready = self.ready
         agreement = ready._agree(consensus)

@@ -276,6 +276,18 @@ def test_a_consensus_without_the_own_proposal_is_refused() -> None:
     refused("PROPOSAL_LEFT_OUT", lambda: submit_to(silo, lie))
 
 
+def test_a_consensus_larger_than_all_proposals_together_is_refused() -> None:
+    federation = Federation.of(6, coordinates=12)
+    manifest = federation.open_round()
+    for silo in federation.members:
+        federation.propose(silo)
+    silo = federation.members[0]
+    honest = federation.round.consensus_for(silo.name)
+    everything = encode_coordinates(np.arange(federation.run.parameters), federation.run.parameters)
+    assert len(manifest.roster) * manifest.per_silo == 12 < federation.run.parameters
+    refused("CONSENSUS_TOO_LARGE", lambda: submit_to(silo, replace(honest, coordinates=everything)))
+
+
 def test_an_assignment_with_a_name_outside_the_roster_is_refused() -> None:
     federation = Federation.of(6)
     federation.until(Phase.SUBMIT)
