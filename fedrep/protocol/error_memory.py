@@ -8,7 +8,7 @@ All objects are frozen; the caller writes the new state to disk before the messa
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 import numpy as np
@@ -36,8 +36,8 @@ class Pending:
     byzantine: int
     colluders: int
     holders: Mapping[SiloName, VerifyKey]
-    indices: NDArray[np.int64]
-    sent: NDArray[np.float32]
+    indices: NDArray[np.int64] = field(repr=False)
+    sent: NDArray[np.float32] = field(repr=False)
 
     @classmethod
     def of(cls, submitted: Submitted) -> Pending:
@@ -72,9 +72,9 @@ class Fate(Enum):
 class ErrorMemory:
     """u, the local update not yet folded in, and the pending values; `trained_version` is the version already trained on."""
 
-    residual: NDArray[np.float32]
+    residual: NDArray[np.float32] = field(repr=False)
     trained_version: int | None = None
-    update: NDArray[np.float32] | None = None
+    update: NDArray[np.float32] | None = field(default=None, repr=False)
     pending: tuple[Pending, ...] = ()
     given_up: int = 0
 

@@ -6,7 +6,7 @@ Each signed message has one function that gives the bytes under the signature, w
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from fedrep.protocol.manifests import RunHash, SiloName
@@ -149,7 +149,7 @@ class Secret(Enum):
 class RevealedShare:
     dealer: SiloName
     secret: Secret
-    share: bytes
+    share: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)

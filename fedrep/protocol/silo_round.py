@@ -192,9 +192,9 @@ class Agreement:
 
     ready: Ready
     assignment: Assignment
-    indices: NDArray[np.int64]
+    indices: NDArray[np.int64] = field(repr=False)
     c2: bytes
-    held: HeldShares
+    held: HeldShares = field(repr=False)
 
     def confirm(self, survivors: SurvivorSet) -> Confirmed:
         check_survivors(survivors, self.assignment, self.c2, self.ready.peers)
@@ -208,7 +208,7 @@ class Agreement:
 class Proposed:
     ready: Ready
     secrets: RoundSecrets
-    coordinates: NDArray[np.int64]
+    coordinates: NDArray[np.int64] = field(repr=False)
     message: Proposal
     once: Once = field(default_factory=Once)
 
@@ -276,7 +276,7 @@ class Submitted:
 
     agreement: Agreement
     place: int
-    values: Quantized
+    values: Quantized = field(repr=False)
     message: Submission
     once: Once = field(default_factory=Once)
 
