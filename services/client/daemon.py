@@ -21,9 +21,9 @@ from fedrep.errors import CryptoError, FedrepError, InvalidInputError, ProtocolE
 from fedrep.privacy import CoordinateRelease
 from fedrep.protocol.error_memory import ErrorMemory, Fate, Pending
 from fedrep.protocol.manifests import RoundManifest, RunManifest, SignedRoundManifest, SiloName, session_key_message
-from fedrep.protocol.messages import Outcome, Signatures, Statement, Update, statement_message
+from fedrep.protocol.messages import Outcome, Signatures, Update
 from fedrep.protocol.model_state import ModelState
-from fedrep.protocol.silo_round import Confirmed, Membership, Observing, Proposed, Ready, Submitted
+from fedrep.protocol.silo_round import Confirmed, Membership, Observing, Proposed, Ready, Submitted, renounce
 from fedrep.protocol.silo_rules import Policy, check_epsilon, check_run
 from fedrep.secagg.keys import AgreementKey
 from fedrep.sparsify import propose
@@ -247,13 +247,17 @@ class SiloDaemon:
 
     async def _renounce(self, round_number: int, concluded: Concluded) -> Concluded:
         """Others may need this holder's word that it revealed nothing; it is on disk before it is given."""
-        if round_number in self._journal.revealed or self._run is None:
+        if self._run is None:
             return concluded
-        if round_number not in self._journal.renounced:
-            self._save(replace(self._journal.entered(round_number), renounced=(*self._journal.renounced, round_number)))
-        run = self._run.digest()
-        signature = self._credentials.signing_key.sign(statement_message(run, round_number, self._name))
-        return await self.connection.update(run, round_number, statement=Statement(self._name, run, round_number, signature))
+        journal = self._journal.entered(round_number)
+        member = Membership(self._name, self._run, self._policy(), self._credentials.signing_key)
+        try:
+            statement = renounce(member, round_number, last_round=journal.last_round, revealed=journal.revealed)
+        except RefusedError:
+            return concluded
+        if round_number not in journal.renounced:
+            self._save(replace(journal, renounced=(*journal.renounced, round_number)))
+        return await self.connection.update(statement.run, round_number, statement=statement)
 
     def _settle(self, update: Update) -> None:
         memory, fate = self._memory.settle(update)

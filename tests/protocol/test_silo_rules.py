@@ -12,8 +12,8 @@ from fedrep.coding import encode_coordinates
 from fedrep.errors import RefusedError
 from fedrep.privacy import CoordinateRelease, Ledger, coordinate_epsilon
 from fedrep.protocol.manifests import RosterEntry, RoundManifest, RunManifest, SiloName, session_key_message
-from fedrep.protocol.messages import Assigned, Consensus, Phase, Secret, Survivor, SurvivorSet
-from fedrep.protocol.silo_round import Membership, Ready
+from fedrep.protocol.messages import Assigned, Consensus, Phase, Secret, Survivor, SurvivorSet, statement_message
+from fedrep.protocol.silo_round import Membership, Ready, renounce
 from fedrep.protocol.silo_rules import Once, PeerIdentity, Policy, check_epsilon, check_run
 from fedrep.secagg.keys import AgreementKey, generate_signing_key
 from fedrep.sparsify import propose
@@ -558,6 +558,23 @@ def test_a_restarted_process_that_lost_its_session_key_sits_the_round_out() -> N
     first = federation.members[0]
     first.sessions = {key.public: key for key in [AgreementKey.generate()]}
     refused("SESSION_KEY_LOST", lambda: enter(federation, first))
+
+
+def test_a_holder_that_revealed_never_states_that_it_did_not() -> None:
+    federation = Federation.of(5)
+    member = federation.membership(federation.silos[SiloName("silo-00")])
+    statement = renounce(member, 7, last_round=7, revealed=(5, 6))
+    key = member.signing_key.verify_key
+    key.verify(statement.signature, statement_message(federation.run.digest(), 7, SiloName("silo-00")))
+    refused("REVEALED", lambda: renounce(member, 6, last_round=7, revealed=(5, 6)))
+
+
+def test_a_holder_states_nothing_about_rounds_it_was_not_in_or_may_have_forgotten() -> None:
+    federation = Federation.of(5)
+    member = federation.membership(federation.silos[SiloName("silo-00")])
+    refused("NO_STATEMENT", lambda: renounce(member, 8, last_round=7, revealed=()))
+    renounce(member, 1001, last_round=2000, revealed=())
+    refused("NO_STATEMENT", lambda: renounce(member, 1000, last_round=2000, revealed=()))
 
 
 # Rule 7: the silo's own policy.
