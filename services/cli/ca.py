@@ -11,9 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
-from fedrep.errors import InvalidInputError, SettingsError
+from fedrep.errors import ConflictError, InvalidInputError, SettingsError
 from services.cli.output import JSON_HELP, emit
-from services.identity.authority import LEAF_DAYS, REGISTER_FILE, CertificateAuthority, issue_credentials
+from services.identity.authority import LEAF_DAYS, REGISTER_FILE, CertificateAuthority, issue_credentials, request_fingerprint
 from services.identity.certificates import REVOCATIONS_FILE, Credentials, TrustStore, load_chain
 from services.identity.folder import FederationAddresses, pack_bundle
 from services.identity.names import Identity, Role, identity_of
@@ -100,6 +100,7 @@ def sign(
     dns: Dns = [],  # noqa: B006 - typer copies it
     ip: Ip = [],  # noqa: B006
     days: Days = LEAF_DAYS,
+    replace: Annotated[bool, typer.Option(help="The name already has a valid certificate with another key.")] = False,
     folder: Folder = Path("ca"),
     passphrase_file: PassphraseFile = None,
     as_json: AsJson = False,
@@ -107,6 +108,11 @@ def sign(
     """Sign a request that came by file, for a silo without a connection to the authority."""
     data = request.read_bytes()
     authority = CertificateAuthority.open(folder, read_passphrase(passphrase_file))
+    if authority.holders(name) - {request_fingerprint(data)} and not replace:
+        raise ConflictError(
+            f"{name} already holds a valid certificate with another key. If this request is its renewal, confirm with "
+            f"--replace; if not, choose another name, or revoke it first (fedrep silo revoke {name})."
+        )
     chain = authority.sign(data, Identity(name, role, authority.federation), days, check_hosts(dns, ip))
     write_atomically(out, pack_bundle(chain, authority.root, (folder / REVOCATIONS_FILE).read_bytes()), 0o644)
     leaf = load_chain(chain)[0]

@@ -7,7 +7,7 @@ arguments of `sign`, given by an administrator or an invitation; of the certific
 from __future__ import annotations
 
 import datetime as dt
-import ipaddress
+import hashlib
 import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,8 +15,8 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from cryptography.x509.oid import NameOID
 
 from fedrep.errors import ConflictError, DecodeError, InvalidInputError, NotFoundError, SettingsError
 from services.identity.authority_name import AUTHORITY_NAME, OWN_NAME
@@ -33,6 +33,7 @@ from services.identity.certificates import (
 from services.identity.keyfile import private_key_pem, seal_key, unseal_key
 from services.identity.names import Identity, Role, check_name
 from services.identity.register import Hosts, IssuedCertificate, Register
+from services.identity.templates import BACKDATE, authority_certificate, leaf_certificate, subject_of
 from services.runtime.files import taking_turns, write_atomically
 
 AUTHORITY_KEY, AUTHORITY_CHAIN, REGISTER_FILE, UPPER_REVOCATIONS = (
@@ -43,7 +44,6 @@ AUTHORITY_KEY, AUTHORITY_CHAIN, REGISTER_FILE, UPPER_REVOCATIONS = (
 )
 LEAF_DAYS = 30
 LARGEST_REQUEST = 8192
-BACKDATE = dt.timedelta(minutes=5)  # a silo whose clock is a little behind can use its new certificate at once
 LIST_LIFETIME = dt.timedelta(days=7)
 
 
@@ -62,8 +62,8 @@ class CertificateAuthority:
         check_name("federation name", federation)
         _refuse_existing(folder)
         key = ec.generate_private_key(ec.SECP256R1())
-        subject = _subject(federation, f"{federation} root")
-        certificate = _authority_certificate(subject, key, subject, key, path_length=1, days=365 * years)
+        subject = subject_of(federation, f"{federation} root")
+        certificate = authority_certificate(subject, key, subject, key, path_length=1, days=365 * years)
         pem = certificate.public_bytes(Encoding.PEM)
         return cls._store(folder, key, passphrase, chain=b"", root=pem)
 
@@ -77,8 +77,8 @@ class CertificateAuthority:
             raise InvalidInputError("An intermediate is signed by the root; this authority is itself an intermediate.")
         key = ec.generate_private_key(ec.SECP256R1())
         name = f"issuing-{secrets.token_hex(4)}"  # the name under which the root can revoke it
-        subject = _subject(root.federation, name)
-        certificate = _authority_certificate(subject, key, root.certificate.subject, root._key, path_length=0, days=365 * years)
+        subject = subject_of(root.federation, name)
+        certificate = authority_certificate(subject, key, root.certificate.subject, root._key, path_length=0, days=365 * years)
         root._record(certificate, Identity(name, Role.SERVER, root.federation), Hosts())
         upper = root.publish_revocations()
         authority = cls._store(folder, key, passphrase, certificate.public_bytes(Encoding.PEM), root.root)
@@ -141,8 +141,9 @@ class CertificateAuthority:
         if AUTHORITY_NAME in hosts.dns and identity.name != OWN_NAME:
             raise InvalidInputError(f"{AUTHORITY_NAME} is the authority's own host name; choose another.")
         public = public_key_of(request)
-        certificate = self._leaf(public, identity, days, hosts)
+        certificate = leaf_certificate(self.certificate, self._key, public, identity, days, hosts)
         self.check_key_is_free(key_fingerprint(certificate), identity.name)
+        self._check_one_role(identity)
         return self._record(certificate, identity, hosts)
 
     def check_key_is_free(self, fingerprint: bytes, name: str) -> None:
@@ -154,30 +155,21 @@ class CertificateAuthority:
                 reason="KEY_IN_USE",
             )
 
-    def _leaf(self, public: ec.EllipticCurvePublicKey, identity: Identity, days: float, hosts: Hosts) -> x509.Certificate:
-        now = dt.datetime.now(dt.UTC).replace(microsecond=0)
-        alternative: list[x509.GeneralName] = [x509.UniformResourceIdentifier(identity.uri)]
-        alternative += [x509.DNSName(name) for name in hosts.dns]
-        alternative += [x509.IPAddress(ipaddress.ip_address(address)) for address in hosts.ips]
-        usages = [ExtendedKeyUsageOID.CLIENT_AUTH]
-        if identity.role is Role.SERVER:
-            usages.append(ExtendedKeyUsageOID.SERVER_AUTH)
-        return (
-            x509.CertificateBuilder()
-            .subject_name(_subject(identity.federation, identity.name))
-            .issuer_name(self.certificate.subject)
-            .public_key(public)
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - BACKDATE)
-            .not_valid_after(min(now + dt.timedelta(days=days), self.certificate.not_valid_after_utc))
-            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(_key_usage(authority=False), critical=True)
-            .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
-            .add_extension(x509.SubjectAlternativeName(alternative), critical=False)
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
-            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
-            .sign(self._key, hashes.SHA256())
-        )
+    def _check_one_role(self, identity: Identity) -> None:
+        """Logs, rosters and people go by name; one name with two roles would mislead them."""
+        now = dt.datetime.now(dt.UTC)
+        for issued in self.register.certificates(identity.name):
+            if issued.role is not identity.role and issued.status(now) == "valid":
+                raise ConflictError(
+                    f"{identity.name} already holds a valid certificate of role {issued.role}. "
+                    f"Choose another name for the {identity.role}, or revoke that one first.",
+                    reason="NAME_IN_USE",
+                )
+
+    def holders(self, name: str) -> set[bytes]:
+        """The keys that now hold `name`."""
+        now = dt.datetime.now(dt.UTC)
+        return {issued.fingerprint for issued in self.register.certificates(name) if issued.status(now) == "valid"}
 
     def _record(self, certificate: x509.Certificate, identity: Identity, hosts: Hosts) -> bytes:
         chain = certificate.public_bytes(Encoding.PEM) + self.chain
@@ -261,6 +253,12 @@ def public_key_of(request: bytes) -> ec.EllipticCurvePublicKey:
     return public
 
 
+def request_fingerprint(request: bytes) -> bytes:
+    """The fingerprint that a certificate for this request will have."""
+    der = public_key_of(request).public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(der).digest()
+
+
 def certificate_request(key: ec.EllipticCurvePrivateKey) -> bytes:
     """A PEM request that says nothing but the key: name and role are not the requester's to choose."""
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedrep")])
@@ -283,50 +281,6 @@ def issue_credentials(
     write_atomically(folder / REVOCATIONS_FILE, (authority.folder / REVOCATIONS_FILE).read_bytes(), 0o644)
     write_atomically(folder / CERTIFICATE_FILE, chain, 0o644)
     return Credentials.load(folder)
-
-
-def _subject(federation: str, name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.ORGANIZATION_NAME, federation), x509.NameAttribute(NameOID.COMMON_NAME, name)])
-
-
-def _key_usage(authority: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=not authority,
-        key_cert_sign=authority,
-        crl_sign=authority,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
-
-
-def _authority_certificate(
-    subject: x509.Name,
-    key: ec.EllipticCurvePrivateKey,
-    issuer: x509.Name,
-    issuer_key: ec.EllipticCurvePrivateKey,
-    *,
-    path_length: int,
-    days: int,
-) -> x509.Certificate:
-    now = dt.datetime.now(dt.UTC).replace(microsecond=0)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - BACKDATE)
-        .not_valid_after(now + dt.timedelta(days=days))
-        .add_extension(x509.BasicConstraints(ca=True, path_length=path_length), critical=True)
-        .add_extension(_key_usage(authority=True), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), critical=False)
-        .sign(issuer_key, hashes.SHA256())
-    )
 
 
 def _refuse_existing(folder: Path) -> None:

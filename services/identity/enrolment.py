@@ -12,10 +12,9 @@ import hmac
 from dataclasses import dataclass
 
 import structlog
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from fedrep.errors import CryptoError, RefusedError
-from services.identity.authority import LEAF_DAYS, CertificateAuthority, public_key_of
+from services.identity.authority import LEAF_DAYS, CertificateAuthority, request_fingerprint
 from services.identity.certificates import REVOCATIONS_FILE, PeerCertificate
 from services.identity.invitations import hash_secret
 from services.identity.names import Identity
@@ -44,9 +43,7 @@ class EnrolmentDesk:
                 f"The invitation for {invitation.name} expired on {invitation.expires_at:%Y-%m-%d %H:%M} UTC. Ask for a new one.",
                 reason="INVITATION_EXPIRED",
             )
-        public = public_key_of(request)
-        der = public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-        fingerprint = hashlib.sha256(der).digest()
+        fingerprint = request_fingerprint(request)
         self.authority.check_key_is_free(fingerprint, invitation.name)  # before the invitation is spent
         if not self.authority.register.claim_invitation(invitation.id, fingerprint):
             raise RefusedError(

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedrep.errors import CryptoError, FedrepError, InvalidInputError, NotFoundError, SettingsError
+from fedrep.errors import ConflictError, CryptoError, FedrepError, InvalidInputError, NotFoundError, SettingsError
 from services.identity.authority import CertificateAuthority, certificate_request, issue_credentials, public_key_of
 from services.identity.certificates import Credentials, Identity, Role, TrustStore, WrongRoleError, load_chain
 from services.identity.folder import install_bundle, pack_bundle, prepare_request
@@ -193,6 +193,14 @@ def test_only_servers_get_host_names_and_server_authentication(root: Certificate
     server = issue_credentials(root, tmp_path / "s", Identity("main", Role.SERVER, "demo"), ("server.demo",), ("192.0.2.1",))
     usage = server.certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     assert x509.ExtendedKeyUsageOID.SERVER_AUTH in usage
+
+
+def test_a_name_cannot_hold_two_roles_at_once(root: CertificateAuthority, tmp_path: Path) -> None:
+    silo(root, tmp_path / "a", "two-faced")
+    with pytest.raises(ConflictError, match="already holds a valid certificate of role silo"):
+        silo(root, tmp_path / "b", "two-faced", Role.ADMIN)
+    root.revoke("two-faced")
+    assert silo(root, tmp_path / "b", "two-faced", Role.ADMIN).identity.role is Role.ADMIN
 
 
 def test_the_authority_key_is_sealed_and_a_wrong_passphrase_is_one_sentence(root: CertificateAuthority, tmp_path: Path) -> None:

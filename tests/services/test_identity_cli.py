@@ -151,6 +151,12 @@ def test_the_air_gapped_way_by_files(consortium: Consortium, tmp_path: Path, cap
     fingerprint = signed["root_fingerprint"]
     own = answer(capsys, "enroll", "--install", bundle, "--root-fingerprint", fingerprint, "--folder", folder)
     assert own["identity"] == "spiffe://lungs/silo/far"
+    answer(capsys, "enroll", "--request", request, "--replace", "--folder", folder)
+    again = ("ca", "sign", request, "--name", "far", "--out", bundle, "--folder", consortium.ca)
+    assert "confirm with --replace" in refusal(capsys, *again)[1]
+    answer(capsys, *again, "--replace")
+    newer = answer(capsys, "enroll", "--install", bundle, "--root-fingerprint", fingerprint, "--folder", folder)
+    assert newer["fingerprint"] != own["fingerprint"]
     assert b"PRIVATE" not in Path(bundle).read_bytes() + Path(request).read_bytes()
 
 
