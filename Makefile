@@ -1,3 +1,94 @@
-.PHONY: help
-help:
-	@true
+# FedREP: `make help` lists the targets. Everything lives in .venv; nothing is installed elsewhere but Debian's Chromium, where it can be.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/.stamps
+PROTO := $(wildcard proto/fedrep/wire/v1/*.proto)
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check bench paper format clean test-browser test-images fuzz load chaos proto web wheelhouse browser
+
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | awk -F'\t' '{printf "  %-14s %s\n", $$1, $$2}'
+
+setup: $(STAMPS)/installed $(STAMPS)/web ## Make the virtual environment and build the dashboard's pages
+
+$(STAMPS)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "FedREP needs Python 3.11 or newer as '$(PYTHON)'. Install it (Debian: apt-get install python3 python3-venv) or say make PYTHON=/path/to/python3.11"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { echo "Python cannot make virtual environments here. Install the venv module (Debian: apt-get install python3-venv)."; exit 1; }
+	@mkdir -p $(STAMPS) && touch $@
+
+# torch goes first and by its exact version, so that nothing pulls another build of it.
+$(STAMPS)/installed: $(STAMPS)/python pyproject.toml constraints.txt
+	$(PIP) install --quiet --upgrade pip setuptools
+	$(PIP) install --quiet torch==2.13.0
+	$(PIP) install --quiet --editable '.[server,client,dashboard,lab,dev]'
+	@touch $@
+
+WEB_SOURCES := $(shell find dashboard/web -type f -not -path '*/node_modules/*' 2>/dev/null)
+$(STAMPS)/web: $(STAMPS)/installed $(WEB_SOURCES)
+	@$(BIN)/python -m dashboard.build
+	@touch $@
+
+web: $(STAMPS)/web ## Build the dashboard's pages
+
+demo: setup ## Run a whole federation on this machine, with attackers and a live dashboard
+	@$(BIN)/fedrep demo $(DEMO)
+
+test: setup browser ## Run the tests: unit, protocol, contract, services, browser smoke, deployment
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(TESTS)
+
+browser: $(STAMPS)/installed
+	@command -v chromium >/dev/null 2>&1 || { command -v apt-get >/dev/null 2>&1 && [ "$$(id -u)" = 0 ] && { \
+	  echo "installing Debian's Chromium for the browser tests"; \
+	  apt-get update -qq >/dev/null 2>&1; apt-get install -y -qq --no-install-recommends chromium >/dev/null 2>&1; }; } || true
+	@command -v chromium >/dev/null 2>&1 || echo "Chromium is missing, so browser tests will be skipped. Install it (Debian: apt-get install chromium)."
+
+check: setup ## Lint, types, import contracts, protobuf drift, lint and compatibility
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/buf lint
+	$(BIN)/buf breaking --against proto/v1.binpb
+	@$(BIN)/python -m grpc_tools.protoc -I proto --python_out=$(STAMPS) --pyi_out=$(STAMPS) --grpc_python_out=$(STAMPS) $(PROTO)
+	@for file in $(STAMPS)/fedrep/wire/v1/*; do cmp -s $$file fedrep/wire/v1/$$(basename $$file) || { \
+	  echo "fedrep/wire/v1/$$(basename $$file) does not match proto/: run make proto and commit the result"; exit 1; }; done
+
+proto: $(STAMPS)/installed ## Generate the Python code of the contract
+	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=. --pyi_out=. --grpc_python_out=. $(PROTO)
+
+format: $(STAMPS)/installed ## Format the code
+	$(BIN)/ruff check --fix --quiet . || true
+	$(BIN)/ruff format --quiet .
+
+bench: setup ## Measure against peers and floors, as ratios in one run
+	$(BIN)/python -m benchmarks
+
+paper: setup ## Regenerate the paper's figures (PRESET=smoke|laptop|paper, DATA=folder)
+	$(BIN)/fedrep lab run all --preset $(or $(PRESET),smoke) $(if $(DATA),--data-dir $(DATA))
+	$(BIN)/fedrep lab report
+
+test-browser: setup browser ## The full browser suite
+	$(BIN)/python -m pytest tests/browser
+
+test-images: setup ## Build and start the container images, where buildah is available
+	$(BIN)/python -m pytest tests/images
+
+fuzz: setup ## Fuzz every decoder (SECONDS=60 each)
+	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60)
+
+load: setup ## 64 silos that train nothing play rounds; shows where the time goes
+	$(BIN)/python -m benchmarks.load
+
+chaos: setup ## Kill processes at random for a while and check that nothing is lost
+	$(BIN)/python -m pytest tests/chaos
+
+wheelhouse: $(STAMPS)/installed ## All wheels a silo needs, for machines without a network
+	$(PIP) wheel --quiet --wheel-dir wheelhouse '.[client]'
+
+clean: ## Remove the virtual environment and everything built
+	rm -rf $(VENV) .bench wheelhouse build dist *.egg-info dashboard/static dashboard/web/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis

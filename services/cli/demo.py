@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,11 +28,17 @@ def demo(
     data_dir: Annotated[Path | None, typer.Option(help="Where fashion_mnist or cifar10 lie.")] = None,
     compare: Annotated[bool, typer.Option("--compare", help="Play it again with the plain mean, and show both.")] = False,
     folder: Annotated[Path | None, typer.Option(help="Where everything is written; a temporary folder when absent.")] = None,
-    exit_at_once: Annotated[bool, typer.Option("--exit", help="End when the run is over instead of leaving the dashboard up.")] = False,
+    exit_at_once: Annotated[
+        bool, typer.Option("--exit", help="End when the run is over instead of leaving the dashboard up.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
 ) -> None:
     """CA, server, silos (some of them attackers), evaluator and dashboard, all real, all on localhost."""
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")  # this process forks only to start others
     from services.cli.demo_federation import DemoSettings, play
+    from services.runtime.logging import configure_logging
+
+    configure_logging("demo", level="WARNING")
 
     settings = DemoSettings(
         silos=silos,
@@ -56,14 +63,16 @@ def demo(
 def _summary(result: Any) -> str:
     lines = [
         "",
-        f"Accuracy {result['final_accuracy']:.3f} after {result['rounds_applied']} applied and {result['rounds_skipped']} skipped rounds.",
+        f"Accuracy {result['final_accuracy']:.3f} (all data in one place: {result['central_accuracy']:.3f}) "
+        f"after {result['rounds_applied']} applied and {result['rounds_skipped']} skipped rounds.",
         f"Traffic of all silos: {result['bytes_up'] / 1e6:.2f} MB up, {result['bytes_down'] / 1e6:.2f} MB down.",
         f"Epsilon of the proposals: {result['epsilon_text']} in all. {result['epsilon_covers']}",
     ]
     if result.get("comparison"):
         other = result["comparison"]
         lines.append(
-            f"The same attack against the plain mean: accuracy {other['final_accuracy']:.3f}; the dashboard's Compare page shows both."
+            f"The same attack against the plain mean: accuracy {other['final_accuracy']:.3f}. "
+            "The dashboard's Compare page shows both."
         )
     return "\n".join(lines)
 

@@ -25,7 +25,7 @@ class Command(NamedTuple):
 
 
 COMMANDS: Final[dict[str, Command]] = {
-    "demo": Command("services.cli.demo:app", "A whole federation on this machine: CA, server, silos, attackers, dashboard.", "client"),
+    "demo": Command("services.cli.demo:app", "A whole federation on this machine, attackers and dashboard included.", "client"),
     "server": Command("services.cli.server:app", "Run the federation server; init, check, backup, restore.", "server"),
     "run": Command("services.cli.run:app", "Create, watch and steer runs as an admin.", "server"),
     "client": Command("services.cli.client:app", "Run this silo; init, check, status, audit, leave.", "client"),

@@ -20,8 +20,8 @@ from fedrep.protocol.preflight import preflight
 from fedrep.wire.v1 import observer_pb2 as pb
 from services.cli.output import JSON_HELP, emit
 from services.cli.settings_file import commented_toml, write_new
-from services.identity.certificates import Credentials
 from services.client.layout import read_model
+from services.identity.certificates import Credentials
 from services.runtime.observer_client import ObserverClient
 from services.runtime.run_config import RunConfig, sign_run
 from services.runtime.settings import load_settings
@@ -29,13 +29,15 @@ from services.runtime.settings import load_settings
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
 Server = Annotated[str, typer.Option("--server", envvar="FEDREP_SERVER", help="host:port of the federation server.")]
-Identity = Annotated[Path, typer.Option("--identity", envvar="FEDREP_IDENTITY", help="Folder with your admin or viewer certificate.")]
+Identity = Annotated[
+    Path, typer.Option("--identity", envvar="FEDREP_IDENTITY", help="Folder with your admin or viewer certificate.")
+]
 Json = Annotated[bool, typer.Option("--json", help=JSON_HELP)]
 Name = Annotated[str, typer.Argument(help="Name of the run.")]
 Reason = Annotated[str, typer.Option("--reason", help="Shown to everyone.")]
 
 LOCAL = "localhost:8550"
-FOLDER = Path("identity")
+FOLDER = Path("credentials")
 
 
 @contextmanager
@@ -205,7 +207,11 @@ def export(
     with connected(server, identity) as (client, _):
         got, data = client.download(name, version=version, best=best)
     target.write_bytes(data)
-    emit({"run": name, "version": got, "file": str(target), "size": len(data)}, as_json, lambda r: f"Wrote {r['file']}, version {r['version']}.")
+    emit(
+        {"run": name, "version": got, "file": str(target), "size": len(data)},
+        as_json,
+        lambda r: f"Wrote {r['file']}, version {r['version']}.",
+    )
 
 
 def _steer(method: str, request: Any, server: str, identity: Path, as_json: bool) -> None:

@@ -46,7 +46,9 @@ def init(
 ) -> None:
     """Write a settings file with every setting, its default and what it means."""
     write_new(path, commented_toml(ServerSettings, "Settings of the FedREP server. Every line shows the default."))
-    print(f"Wrote {path}. Next: put key.pem, cert.pem and root.pem into the credentials folder, then fedrep server --config {path}")
+    print(
+        f"Wrote {path}. Next: put key.pem, cert.pem and root.pem into the credentials folder, then fedrep server --config {path}"
+    )
 
 
 @app.command()
@@ -60,7 +62,11 @@ def backup(
 
     settings = load_settings(ServerSettings, config, "FEDREP_SERVER")
     made: Any = make(settings.database_url, settings.data, target)
-    emit({"file": str(target), "size": target.stat().st_size, "runs": getattr(made, "runs", None)}, as_json, lambda r: f"Wrote {r['file']}.")
+    emit(
+        {"file": str(target), "size": target.stat().st_size, "runs": getattr(made, "runs", None)},
+        as_json,
+        lambda r: f"Wrote {r['file']}.",
+    )
 
 
 @app.command()
@@ -73,5 +79,5 @@ def restore(
     from services.server.backup import restore as put_back
 
     settings = load_settings(ServerSettings, config, "FEDREP_SERVER")
-    put_back(settings.database_url, settings.data, source)
+    put_back(source, settings.database_url, settings.data)
     emit({"restored": str(source)}, as_json, lambda r: f"Restored {r['restored']}.")

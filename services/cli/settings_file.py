@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,15 @@ def write_new(path: Path, text: str) -> None:
         raise SettingsError(f"{path} exists already; choose another name or remove it first")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
+
+
+def toml_document(document: Mapping[str, Any]) -> str:
+    """A mapping as TOML: plain values first, then one table per nested mapping."""
+    lines = [f"{name} = {_toml(value)}" for name, value in document.items() if not isinstance(value, Mapping)]
+    for name, value in document.items():
+        if isinstance(value, Mapping):
+            lines += ["", f"[{name}]", *(f"{key} = {_toml(item)}" for key, item in value.items())]
+    return "\n".join(lines) + "\n"
 
 
 def _section(cls: type[BaseModel], prefix: str, values: dict[str, Any]) -> list[str]:

@@ -71,7 +71,7 @@ class ClientSettings(Section):
     )
     run: str = Field(default="", description="name of the run to take part in")
     role: Literal["silo", "evaluator"] = "silo"
-    credentials: Path = Field(default=Path("identity"), description="folder with key.pem, cert.pem and root.pem")
+    credentials: Path = Field(default=Path("credentials"), description="folder with key.pem, cert.pem and root.pem")
     state: Path = Field(default=Path("state"), description="folder for residual, momentum, model and ledger")
     report: Literal["none", "counts", "all"] = Field(
         default="all", description="figures sent to the server, unmasked: none, counts (clip rate, samples, epsilon) or all"

@@ -1,0 +1,86 @@
+"""Child processes that end with their parent, whatever ends it, and whose output goes to one log file each."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from fedrep.errors import FedrepError
+
+GRACE_SECONDS = 8.0
+_PR_SET_PDEATHSIG = 1
+
+
+def free_port() -> int:
+    """A port nobody uses now; a second demo beside the first finds others."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Processes:
+    """`start` by name; leaving the context ends all of them, politely first."""
+
+    def __init__(self, logs: Path) -> None:
+        logs.mkdir(parents=True, exist_ok=True)
+        self._logs = logs
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._running.values():
+            if process.poll() is None:
+                process.terminate()
+        for process in self._running.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE_SECONDS)
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+    def start(self, name: str, arguments: list[str], environment: Mapping[str, str] | None = None) -> None:
+        """`python -m services.cli.main ARGUMENTS`, its output appended to NAME.log."""
+        with (self._logs / f"{name}.log").open("ab") as log:
+            self._running[name] = subprocess.Popen(
+                [sys.executable, "-m", "services.cli.main", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **(environment or {})},
+                start_new_session=True,  # Ctrl-C reaches the parent only, which then ends its children in order
+                preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+            )
+
+    def kill(self, name: str) -> None:
+        """As a power cut would."""
+        process = self._running[name]
+        process.kill()
+        process.wait()
+
+    def running(self, name: str) -> bool:
+        process = self._running.get(name)
+        return process is not None and process.poll() is None
+
+    def require(self, name: str) -> None:
+        """Fails with the last words of a process that should be running."""
+        process = self._running[name]
+        if process.poll() is not None:
+            raise FedrepError(f"{name} ended with code {process.returncode}: {self.last_words(name)}")
+
+    def last_words(self, name: str) -> str:
+        text = (self._logs / f"{name}.log").read_text(errors="replace").strip()
+        return text.splitlines()[-1] if text else "it said nothing"
+
+
+def _end_with_parent() -> None:
+    """Linux ends the child even when the parent is killed without a chance to clean up."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
