@@ -18,7 +18,7 @@ from services.identity.certificates import REVOCATIONS_FILE, Credentials, TrustS
 from services.identity.folder import FederationAddresses, pack_bundle
 from services.identity.names import Identity, Role, identity_of
 from services.identity.register import Hosts, Register
-from services.identity.roster import roster_toml, silo_pins
+from services.identity.roster import roster_lines, silo_pins
 from services.identity.settings import ENVIRONMENT, AuthoritySettings, PublicAddresses
 from services.runtime.files import write_atomically
 
@@ -178,7 +178,7 @@ def roster(folder: Folder = Path("ca"), as_json: AsJson = False) -> None:
     """The key fingerprints of all valid silos, as a roster file that silos can pin."""
     issued, now = Register(register_path(folder)).certificates(), dt.datetime.now(dt.UTC)
     pins = {name: pin.hex() for name, pin in silo_pins(issued, now).items()}
-    emit({"silos": pins}, as_json, lambda _result: roster_toml(issued, now).rstrip())
+    emit({"silos": pins}, as_json, lambda _result: roster_lines(issued, now).rstrip())
 
 
 @app.command()

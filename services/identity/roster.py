@@ -1,12 +1,12 @@
 """A silo's pinned roster: the key fingerprints of its partners, learned by another way than from the server.
 
 With it, a silo notices even a certificate authority that mints a silo. Fingerprints are of keys, so they outlive renewals.
+One per line, in hex; what follows a `#` is for the reader.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -15,26 +15,33 @@ from services.identity.names import Role
 from services.identity.register import IssuedCertificate
 
 
-def load_pinned_roster(path: Path) -> dict[str, bytes]:
-    """Name to key fingerprint, from the `[silos]` table of a TOML file."""
+def load_pinned_roster(path: Path) -> frozenset[bytes]:
     try:
-        silos = tomllib.loads(path.read_text(encoding="utf-8"))["silos"]
-        pins = {str(name): bytes.fromhex(pin) for name, pin in silos.items()}
-        if not pins or any(len(pin) != 32 for pin in pins.values()):
-            raise ValueError
-    except FileNotFoundError:
-        raise SettingsError(f"There is no pinned roster at {path}.") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise SettingsError(
-            f'The pinned roster {path} cannot be read. It holds a table [silos] with lines like hospital-a = "64 hex digits"; '
-            "`fedrep ca roster` prints one."
-        ) from None
-    return pins
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"The pinned roster {path} cannot be read: {error}.") from None
+    pins: set[bytes] = set()
+    for number, line in enumerate(lines, start=1):
+        text = line.partition("#")[0].strip()
+        if not text:
+            continue
+        try:
+            pin = bytes.fromhex(text)
+        except ValueError:
+            pin = b""
+        if len(pin) != 32:
+            raise SettingsError(
+                f"Line {number} of the pinned roster {path} is not a key fingerprint: 64 hex digits, then perhaps # and a "
+                "name. `fedrep ca roster` prints such a file."
+            )
+        pins.add(pin)
+    if not pins:
+        raise SettingsError(f"The pinned roster {path} is empty, so no partner would be trusted. Fill it or leave it out.")
+    return frozenset(pins)
 
 
-def roster_toml(issued: Iterable[IssuedCertificate], now: dt.datetime) -> str:
-    pins = silo_pins(issued, now)
-    return "[silos]\n" + "".join(f'"{name}" = "{pin.hex()}"\n' for name, pin in sorted(pins.items()))
+def roster_lines(issued: Iterable[IssuedCertificate], now: dt.datetime) -> str:
+    return "".join(f"{pin.hex()}  # {name}\n" for name, pin in sorted(silo_pins(issued, now).items()))
 
 
 def silo_pins(issued: Iterable[IssuedCertificate], now: dt.datetime) -> Mapping[str, bytes]:

@@ -23,7 +23,7 @@ from services.identity.folder import install_bundle, pack_bundle, prepare_reques
 from services.identity.invitations import Invitation
 from services.identity.keyfile import seal_key, unseal_key
 from services.identity.revocation import parse_revocations
-from services.identity.roster import load_pinned_roster, roster_toml
+from services.identity.roster import load_pinned_roster, roster_lines
 
 PASSPHRASE = "correct horse battery staple"
 NOW = dt.datetime.now(dt.UTC)
@@ -241,15 +241,16 @@ def test_the_air_gapped_way_works_under_an_intermediate(root: CertificateAuthori
 
 def test_a_pinned_roster_round_trips_and_says_what_is_wrong_with_it(root: CertificateAuthority, tmp_path: Path) -> None:
     own = silo(root, tmp_path / "silo", "pinned")
-    silo(root, tmp_path / "admin", "not-a-silo", Role.ADMIN)
-    path = tmp_path / "roster.toml"
-    path.write_text(roster_toml(root.register.certificates(), NOW))
+    admin = silo(root, tmp_path / "admin", "not-a-silo", Role.ADMIN)
+    path = tmp_path / "roster.txt"
+    path.write_text(roster_lines(root.register.certificates(), NOW))
     pins = load_pinned_roster(path)
-    assert pins["pinned"] == own.fingerprint
-    assert "not-a-silo" not in pins
-    path.write_text('[silos]\npinned = "abc"\n')
-    with pytest.raises(SettingsError, match="64 hex digits"):
-        load_pinned_roster(path)
+    assert own.fingerprint in pins
+    assert admin.fingerprint not in pins
+    for text, complaint in (("\nabc # pinned\n", "Line 2 .* 64 hex digits"), ("# nobody\n", "is empty")):
+        path.write_text(text)
+        with pytest.raises(SettingsError, match=complaint):
+            load_pinned_roster(path)
 
 
 @pytest.mark.parametrize("name", ["", "Hospital", "a/b", "a b", "-a", "a-", "x" * 64, "ä", "a\n", "..", "a\x00b"])
