@@ -88,6 +88,11 @@ class SiloDaemon:
         self._failures = 0
         self.reports = Reports(settings, self.connection, self._state, self._name)
 
+    @property
+    def model(self) -> ModelState | None:
+        """The model this silo holds."""
+        return self._model
+
     async def run(self) -> None:
         """Until the run is over or the operator stops it."""
         joined = await self._join()
