@@ -22,7 +22,8 @@ class ClipRange:
 
     def after_round(self, clip_rates: Sequence[float], largest_update: float, run: RunManifest) -> ClipRange:
         """`clip_rates` are the survivors' own reports: a median, so that a minority cannot steer R."""
-        if clip_rates and median(clip_rates) > CLIP_RATE_LIMIT:
+        rates = [rate for rate in clip_rates if 0.0 <= rate <= 1.0]  # a NaN would sort anywhere, and move the median
+        if rates and median(rates) > CLIP_RATE_LIMIT:
             return ClipRange(min(2 * self.value, run.largest_range))
         quiet = self.quiet + 1 if largest_update < self.value * QUIET_FRACTION else 0
         if quiet >= QUIET_ROUNDS:
