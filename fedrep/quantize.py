@@ -22,8 +22,8 @@ SMALLEST_VALUE_BITS: Final = 4
 # Work in tiles that stay in the cache: memory beyond input and output does not grow with d.
 _TILE = 1 << 16
 # Outside these the step or its inverse would leave float32's normal numbers.
-_SMALLEST_RANGE = 1e-25
-_LARGEST_RANGE = 1e25
+SMALLEST_RANGE: Final = 1e-25
+LARGEST_RANGE: Final = 1e25
 
 _UNSIGNED: Final[dict[int, np.dtype[Any]]] = {8: np.dtype(np.uint8), 16: np.dtype(np.uint16), 32: np.dtype(np.uint32)}
 _SIGNED: Final[dict[int, np.dtype[Any]]] = {8: np.dtype(np.int8), 16: np.dtype(np.int16), 32: np.dtype(np.int32)}
@@ -195,9 +195,9 @@ def _peak(tile: NDArray[Any], start: int) -> float:
 
 
 def _check_range(clip_range: float) -> None:
-    if not _SMALLEST_RANGE <= clip_range <= _LARGEST_RANGE:
+    if not SMALLEST_RANGE <= clip_range <= LARGEST_RANGE:
         raise InvalidInputError(
-            f"The clip range is {clip_range}; it must lie between {_SMALLEST_RANGE:g} and {_LARGEST_RANGE:g}."
+            f"The clip range is {clip_range}; it must lie between {SMALLEST_RANGE:g} and {LARGEST_RANGE:g}."
         )
 
 

@@ -91,15 +91,20 @@ class Combined:
     notes: tuple[str, ...]
 
 
-def configured_rule(aggregator: str, settings: str) -> ConfiguredRule:
-    """`settings` is the manifest's JSON object: the rule's own keys, and `pre` with the steps to run before it."""
+def aggregator_options(settings: str) -> tuple[dict[str, object], list[Mapping[str, object] | str]]:
+    """The manifest's JSON object as (the rule's own keys, the steps to run before it, which are its `pre`)."""
     try:
         values = json.loads(settings)
     except ValueError as error:
         raise SettingsError(f"the aggregator's settings are not JSON: {error}") from error
-    if not isinstance(values, dict) or not isinstance(values.get("pre", []), list):
-        raise SettingsError("the aggregator's settings are a JSON object, its `pre` a list of steps")
-    return build_rule(aggregator, {key: value for key, value in values.items() if key != "pre"}, values.get("pre", []))
+    pre = values.pop("pre", []) if isinstance(values, dict) else None
+    if not isinstance(pre, list) or not all(isinstance(step, (str, dict)) for step in pre):
+        raise SettingsError("the aggregator's settings are a JSON object, its `pre` a list of steps (a name, or an object)")
+    return values, pre
+
+
+def configured_rule(aggregator: str, settings: str) -> ConfiguredRule:
+    return build_rule(aggregator, *aggregator_options(settings))
 
 
 def combine_buffers(

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
+
 from fedrep.aggregators import AGGREGATORS, conditions
 from fedrep.buffers import largest_buffer
 from fedrep.errors import FedrepError
-from fedrep.protocol.manifests import MAX_HOLDERS, RunManifest, buffers_needed, share_threshold
-from fedrep.protocol.opening import configured_rule
-from fedrep.quantize import check_bit_budget, value_bits
+from fedrep.protocol.manifests import MAX_HOLDERS, RunManifest, SiloName, buffers_needed, share_threshold
+from fedrep.protocol.messages import Survivor, SurvivorSet
+from fedrep.protocol.opening import aggregator_options, combine_buffers
+from fedrep.quantize import LARGEST_RANGE, SMALLEST_RANGE, check_bit_budget, value_bits
 
 
 def default_quorum(silos: int, buffer_size: int, byzantine: int) -> int:
@@ -24,13 +29,13 @@ def default_min_survivors(buffer_size: int, colluders: int) -> int:
 
 def preflight(run: RunManifest) -> list[str]:
     """Sentences, empty when the run can be created."""
-    basics = _numbers(run)
-    if basics:
-        return basics  # the sums below need sane numbers
-    return [*_holders(run), *_buffers(run), *_bits(run), *_coordinates(run), *_aggregator(run)]
+    sizes, terms = _sizes(run), _terms(run)
+    if sizes:
+        return [*sizes, *terms]  # what follows calculates with these sizes
+    return [*terms, *_holders(run), *_buffers(run), *_bits(run), *_coordinates(run), *_aggregator(run)]
 
 
-def _numbers(run: RunManifest) -> list[str]:
+def _sizes(run: RunManifest) -> list[str]:
     m = len(run.silos)
     problems = []
     if len(set(run.silos)) != m:
@@ -39,24 +44,32 @@ def _numbers(run: RunManifest) -> list[str]:
         problems.append(f"{m} silos: a run has between 2 and {MAX_HOLDERS}")
     if run.buffer_size < 2:
         problems.append(f"buffer size {run.buffer_size}: at least 2, or the server sees single updates")
-    if not 0.0 <= run.alpha <= 1.0:
-        problems.append(f"alpha {run.alpha}: choose a value in [0, 1]")
     if run.parameters < 1 or run.coordinates < 1:
         problems.append("d and K must be positive")
     if run.byzantine < 0 or run.colluders < 0:
         problems.append("f and c cannot be negative")
+    if not 1 <= run.quorum <= m:
+        problems.append(f"quorum {run.quorum}: between 1 and the {m} silos")
+    return problems
+
+
+def _terms(run: RunManifest) -> list[str]:
+    problems = []
+    if not 0.0 <= run.alpha <= 1.0:
+        problems.append(f"alpha {run.alpha}: choose a value in [0, 1]")
     if run.reshuffle_every < 1:
         problems.append("reshuffle_every must be at least 1 (1 = new buffers every round)")
     if run.rounds < 1:
         problems.append("rounds must be at least 1")
     if run.downlink_bits not in (16, 32):
         problems.append("downlink_bits is 16 or 32")
-    if not 0.0 < run.smallest_range <= run.initial_range <= run.largest_range < float("inf"):
-        problems.append("ranges must satisfy 0 < smallest_range <= initial_range <= largest_range")
-    if min(run.deadlines.propose, run.deadlines.submit, run.deadlines.confirm, run.deadlines.reveal) <= 0:
-        problems.append("every deadline must be longer than zero seconds")
-    if not 1 <= run.quorum <= m:
-        problems.append(f"quorum {run.quorum}: between 1 and the {m} silos")
+    if not SMALLEST_RANGE <= run.smallest_range <= run.initial_range <= run.largest_range <= LARGEST_RANGE:
+        problems.append(
+            f"ranges must satisfy {SMALLEST_RANGE:g} <= smallest_range <= initial_range <= largest_range <= {LARGEST_RANGE:g}"
+        )
+    deadlines = run.deadlines
+    if not all(0 < s < math.inf for s in (deadlines.propose, deadlines.submit, deadlines.confirm, deadlines.reveal)):
+        problems.append("every deadline must be a number of seconds above zero")
     return problems
 
 
@@ -81,7 +94,9 @@ def _holders(run: RunManifest) -> list[str]:
             f"{buffers_needed(run.byzantine)} buffers of {run.buffer_size} must fill); raise the quorum or add silos"
         )
     if run.min_survivors < run.colluders + 2:
-        problems.append(f"min_survivors {run.min_survivors}: at least c + 2 = {run.colluders + 2}")
+        problems.append(
+            f"min_survivors {run.min_survivors}: raise it to c + 2 = {run.colluders + 2}, or c colluders could read one silo"
+        )
     return problems
 
 
@@ -109,6 +124,8 @@ def _buffers(run: RunManifest) -> list[str]:
 
 
 def _bits(run: RunManifest) -> list[str]:
+    if run.quorum < run.buffer_size:
+        return []  # no buffer to speak of; `_holders` asks for a larger quorum
     largest = largest_buffer(run.quorum, len(run.silos), run.buffer_size)
     problems = check_bit_budget(run.ring_bits, largest)
     if not problems and run.value_bits != value_bits(run.ring_bits, largest):
@@ -134,8 +151,20 @@ def _coordinates(run: RunManifest) -> list[str]:
 def _aggregator(run: RunManifest) -> list[str]:
     if run.aggregator not in AGGREGATORS:
         return [f"aggregator {run.aggregator!r} is unknown: choose one of {', '.join(sorted(AGGREGATORS))}"]
+    buffers = len(run.silos) // run.buffer_size
     try:
-        configured_rule(run.aggregator, run.aggregator_settings)
+        settings, pre = aggregator_options(run.aggregator_settings)
+        problems = conditions(run.aggregator, buffers, run.byzantine, settings, pre)
+        if not problems and buffers:
+            _rehearse(run, buffers)
+        return problems
     except FedrepError as error:
         return [str(error)]
-    return conditions(run.aggregator, len(run.silos) // run.buffer_size, run.byzantine)
+
+
+def _rehearse(run: RunManifest, buffers: int) -> None:
+    """Some settings fail only when the rule runs with its steps and weights; better now than in every round."""
+    names = tuple(SiloName(str(number)) for number in range(buffers))
+    survivors = SurvivorSet(tuple((Survivor(name, b""),) for name in names))
+    rows = dict(enumerate(np.eye(buffers, max(buffers, 3), dtype=np.float32)))
+    combine_buffers(rows, survivors, run.aggregator, run.aggregator_settings, run.byzantine, np.random.default_rng(0))
