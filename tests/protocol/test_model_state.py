@@ -1,0 +1,183 @@
+"""The model on both sides of the wire: the same bits, a residual that loses nothing, a chain that tells every history apart."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from fedrep.coding import decode_coordinates
+from fedrep.errors import DecodeError, RefusedError
+from fedrep.protocol.manifests import RunHash
+from fedrep.protocol.messages import Outcome, Update
+from fedrep.protocol.model_state import (
+    ModelState,
+    ServerModel,
+    decode_levels,
+    encode_levels,
+    first_link,
+    model_hash,
+    next_link,
+)
+from tests.protocol.federation import Federation
+
+D = 500
+
+
+def updates(model: ServerModel, rounds: int, bits: int = 16) -> list[tuple[ServerModel, NDArray[np.int64], Update]]:
+    """Some rounds of random updates, as (server after it, I, what goes down)."""
+    rng = np.random.default_rng(0)
+    history = []
+    for number in range(1, rounds + 1):
+        indices = np.sort(rng.choice(D, 60, replace=False))
+        model, levels, scale = model.apply(indices, rng.normal(size=60).astype(np.float32), bits)
+        state = model.state
+        update = Update(
+            RunHash(b"run"),
+            number,
+            Outcome.APPLIED,
+            "",
+            b"",
+            levels,
+            scale,
+            bits,
+            None,
+            (),
+            (),
+            (0,),
+            state.version,
+            state.hash,
+            state.chain,
+        )
+        history.append((model, indices, update))
+    return history
+
+
+def initial(seed: int = 1) -> ServerModel:
+    return ServerModel.initial(np.random.default_rng(seed).normal(size=D).astype(np.float32))
+
+
+@pytest.mark.parametrize("bits", [16, 32])
+def test_a_silo_that_follows_holds_the_servers_model_bit_for_bit(bits: int) -> None:
+    server = initial()
+    silo = server.state
+    for model, indices, update in updates(server, 20, bits):
+        silo = silo.follow(update, indices)
+        assert silo.vector.tobytes() == model.state.vector.tobytes()
+        assert (silo.version, silo.hash, silo.chain) == (update.model_version, update.model_hash, update.chain)
+    assert silo.version == 20
+
+
+def test_what_16_bits_cannot_carry_stays_in_the_residual_and_comes_next_time() -> None:
+    server = initial()
+    start = server.state.vector.astype(np.float64)
+    wanted = np.zeros(D)
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        indices = np.sort(rng.choice(D, 60, replace=False))
+        aggregate = rng.normal(size=60).astype(np.float32)
+        wanted[indices] += aggregate
+        server, _, scale = server.apply(indices, aggregate, 16)
+        assert np.abs(server.residual[indices]).max() <= scale * 0.51
+    reached = start - server.state.vector - wanted + server.residual
+    assert np.abs(reached).max() < 1e-4, "model and residual together hold every update"
+    assert np.abs(server.residual).max() > 0
+
+
+def test_the_residual_off_i_is_left_alone() -> None:
+    server = replace(initial(), residual=np.arange(D, dtype=np.float32))
+    after, _, _ = server.apply(np.array([3, 7]), np.zeros(2, np.float32), 16)
+    untouched = np.delete(np.arange(D), [3, 7])
+    np.testing.assert_array_equal(after.residual[untouched], server.residual[untouched])
+    assert after.residual[3] != 3.0
+
+
+def test_applying_leaves_the_old_state_as_it_was() -> None:
+    server = initial()
+    before = (server.state.vector.tobytes(), server.residual.tobytes())
+    updates(server, 2)
+    assert (server.state.vector.tobytes(), server.residual.tobytes()) == before
+
+
+def test_the_chain_starts_from_the_initial_model_and_grows_by_version_and_hash() -> None:
+    server = initial()
+    chain = first_link(model_hash(server.state.vector))
+    assert server.state.chain == chain
+    for model, _, _ in updates(server, 3):
+        chain = next_link(chain, model.state.version, model_hash(model.state.vector))
+        assert model.state.chain == chain
+
+
+def test_two_histories_that_meet_in_one_model_have_different_chains() -> None:
+    start = initial().state
+    other = ModelState.initial(np.zeros(D, np.float32)).succeeded_by(start.vector)
+    detour = start.succeeded_by(np.zeros(D, np.float32)).succeeded_by(start.vector)
+    assert start.hash == other.hash == detour.hash
+    assert len({start.chain, other.chain, detour.chain}) == 3
+
+
+def test_the_hash_tells_any_two_vectors_apart() -> None:
+    zero, minus_zero = np.zeros(D, np.float32), -np.zeros(D, np.float32)
+    assert model_hash(zero) != model_hash(minus_zero)
+    assert model_hash(zero) != model_hash(zero[:-1])
+    assert model_hash(zero) == model_hash(np.zeros(D, ">f4"))
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"model_hash": bytes(32)},
+        {"chain": bytes(32)},
+        {"model_version": 2},
+        {"scale": 0.5},
+    ],
+    ids=lambda lie: next(iter(lie)),
+)
+def test_a_silo_refuses_an_update_that_does_not_lead_where_it_says(lie: dict[str, object]) -> None:
+    server = initial()
+    ((_, indices, update),) = updates(server, 1)
+    with pytest.raises(RefusedError) as caught:
+        server.state.follow(replace(update, **lie), indices)  # type: ignore[arg-type]
+    assert caught.value.reason == "MODEL_DIVERGED"
+
+
+def test_a_silo_that_missed_an_update_finds_out() -> None:
+    server = initial()
+    (_, _, _), (_, indices, second) = updates(server, 2)
+    with pytest.raises(RefusedError):
+        server.state.follow(second, indices)
+
+
+@pytest.mark.parametrize(("bits", "count", "length"), [(16, 3, 5), (16, 3, 12), (32, 3, 6), (8, 3, 3)])
+def test_levels_of_another_length_are_refused(bits: int, count: int, length: int) -> None:
+    with pytest.raises(DecodeError):
+        decode_levels(bytes(length), 1.0, bits, count)
+
+
+def test_levels_travel_little_endian() -> None:
+    assert encode_levels(np.array([1, -2], np.int16)) == b"\x01\x00\xfe\xff"
+    np.testing.assert_array_equal(decode_levels(b"\x01\x00\xfe\xff", 0.5, 16, 2), np.array([0.5, -1.0], np.float32))
+
+
+def test_silos_of_a_played_federation_follow_the_server_round_by_round() -> None:
+    federation = Federation.of(5)
+    silo = federation.model.state
+    for _ in range(3):
+        update = federation.play()
+        assert update.outcome is Outcome.APPLIED
+        silo = silo.follow(update, decode_coordinates(update.coordinates, federation.run.parameters))
+        assert silo.chain == federation.model.state.chain
+    assert silo.version == 3
+
+
+def test_a_skipped_round_does_not_change_the_model() -> None:
+    federation = Federation.of(5)
+    before = federation.model
+    federation.open_round()
+    federation.deadline()
+    update = federation.finish()
+    assert update.outcome is Outcome.SKIPPED
+    assert federation.model is before
+    assert (update.model_version, update.model_hash, update.levels) == (0, before.state.hash, b"")
