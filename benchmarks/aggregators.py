@@ -1,7 +1,8 @@
 """Our aggregators against byzfl 0.0.11, interleaved in one run: `python -m benchmarks.aggregators [--quick] [--json PATH]`.
 
 The peer lives in `.bench/byzfl`; both sides run as idle-between-commands processes on the same array, and the peer counts with
-the faster of its numpy and torch paths. Times are the minimum over repeats. Settings are chosen so that both sides compute
+the faster of its numpy and torch paths. Times are the minimum over repeats; the ratio of processor time stands beside that of
+elapsed time, because it suffers less from whatever else runs on the machine. Settings are chosen so that both sides compute
 the same thing; where the definitions differ by themselves is printed below the table.
 """
 
@@ -9,11 +10,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +65,9 @@ class Outcome:
     peer_ms: float | None
     peer_path: str
     ratio: float | None
+    ours_cpu_ms: float
+    peer_cpu_ms: float | None
+    cpu_ratio: float | None
     target: float | None
     ours_extra_mb: float
     peer_extra_mb: float | None
@@ -96,6 +103,7 @@ class Side:
 def measure(ours: Side, peer: Side, rule: str, n: int, d: int, repeats: int, folder: Path) -> Outcome:
     ways = [] if _peer_bytes(rule, n, d) > _free_bytes() else ["numpy", "torch"]
     best: dict[str, float] = {}
+    busy: dict[str, float] = {}
     for _ in range(repeats):
         for way, side in [("ours", ours), *((way, peer) for way in ways)]:
             answer = side.ask(do="time", rule=rule, f=BYZANTINE, path="numpy" if way == "ours" else way)
@@ -104,6 +112,7 @@ def measure(ours: Side, peer: Side, rule: str, n: int, d: int, repeats: int, fol
             if "error" in answer:
                 raise SystemExit(f"byzfl's {rule} failed on its {way} path: {answer['error']}")
             best[way] = min(best.get(way, np.inf), answer["seconds"])
+            busy[way] = min(busy.get(way, np.inf), answer["cpu_seconds"])
     fastest = min((way for way in best if way != "ours"), key=best.__getitem__, default="")
     extra = ours.ask(do="memory", rule=rule, f=BYZANTINE, path="numpy")["bytes"]
     peer_extra = peer.ask(do="memory", rule=rule, f=BYZANTINE, path=fastest).get("bytes") if fastest else None
@@ -114,6 +123,9 @@ def measure(ours: Side, peer: Side, rule: str, n: int, d: int, repeats: int, fol
         peer_ms=best[fastest] * 1e3 if fastest else None,
         peer_path=fastest or "not run: too little memory",
         ratio=best[fastest] / best["ours"] if fastest else None,
+        ours_cpu_ms=busy["ours"] * 1e3,
+        peer_cpu_ms=min(busy[way] for way in ways) * 1e3 if ways else None,
+        cpu_ratio=min(busy[way] for way in ways) / busy["ours"] if ways else None,
         target=target,
         ours_extra_mb=extra / 1e6,
         peer_extra_mb=None if peer_extra is None else peer_extra / 1e6,
@@ -142,7 +154,21 @@ def _free_bytes() -> int:
 
 def _table(outcomes: list[Outcome]) -> Table:
     table = Table(title=f"f = {BYZANTINE}, float32; minimum over interleaved repeats; extra memory beyond input and output")
-    for column in ("rule", "n", "d", "ours ms", "byzfl ms", "path", "ratio", "target", "ours MB", "byzfl MB", "differs by"):
+    columns = [
+        "rule",
+        "n",
+        "d",
+        "ours ms",
+        "byzfl ms",
+        "path",
+        "ratio",
+        "cpu ratio",
+        "target",
+        "ours MB",
+        "byzfl MB",
+        "differs by",
+    ]
+    for column in columns:
         table.add_column(column, justify="left" if column in ("rule", "path") else "right", no_wrap=True)
     for row in outcomes:
         met = row.ratio is not None and row.target is not None and row.ratio >= row.target
@@ -150,14 +176,39 @@ def _table(outcomes: list[Outcome]) -> Table:
         ratio = _shown(row.ratio, "{:.1f}x")
         table.add_row(
             row.rule, str(row.n), f"{row.d:,}", f"{row.ours_ms:.2f}", _shown(row.peer_ms, "{:.2f}"), row.peer_path,
-            f"[{colour}]{ratio}[/]" if colour else ratio, _shown(row.target, "{:g}x"), f"{row.ours_extra_mb:.1f}",
-            _shown(row.peer_extra_mb, "{:.0f}"), _shown(row.disagreement, "{:.1e}"),
+            f"[{colour}]{ratio}[/]" if colour else ratio, _shown(row.cpu_ratio, "{:.1f}x"), _shown(row.target, "{:g}x"),
+            f"{row.ours_extra_mb:.1f}", _shown(row.peer_extra_mb, "{:.0f}"), _shown(row.disagreement, "{:.1e}"),
         )  # fmt: skip
     return table
 
 
 def _shown(value: float | None, form: str) -> str:
     return "" if value is None else form.format(value)
+
+
+def compare(rules: list[str], rows: list[int], sizes: list[int], *, quick: bool) -> Iterator[Outcome]:
+    ours, peer = Side("fedrep", Path(sys.executable)), Side("byzfl", peer_python("byzfl", REQUIREMENTS))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for n, d in product(rows, sizes):
+            vectors = np.random.default_rng(n + d).standard_normal((n, d), dtype=np.float32)
+            vectors[:BYZANTINE] += 1.0
+            np.save(folder / "vectors.npy", vectors)
+            for side in (ours, peer):
+                side.ask(do="load", path=str(folder / "vectors.npy"))
+            for rule in rules:
+                yield measure(ours, peer, rule, n, d, 3 if quick or d > 1_000_000 else 10, folder)
+    ours.close()
+    peer.close()
+
+
+def _save(path: Path, outcomes: list[Outcome]) -> None:
+    """After every outcome: a long run that is stopped keeps what it has measured."""
+    report: dict[str, Any] = {"peer": REQUIREMENTS, "python": platform.python_version(), "numpy": np.__version__}
+    report |= {"cores": os.cpu_count(), "f": BYZANTINE, "rows": [asdict(outcome) for outcome in outcomes]}
+    report["differences"] = list(DIFFERENCES)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -170,31 +221,15 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     rows = options.rows or ([16] if options.quick else [16, 32])
     sizes = options.sizes or ([13_500, 270_000] if options.quick else [13_500, 270_000, 5_000_000])
-    ours, peer = Side("fedrep", Path(sys.executable)), Side("byzfl", peer_python("byzfl", REQUIREMENTS))
+    console = Console(width=None if sys.stdout.isatty() else 160)
     outcomes: list[Outcome] = []
-    console = Console(width=None if sys.stdout.isatty() else 150)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for n in rows:
-            for d in sizes:
-                vectors = np.random.default_rng(n + d).standard_normal((n, d), dtype=np.float32)
-                vectors[:BYZANTINE] += 1.0
-                np.save(folder / "vectors.npy", vectors)
-                for side in (ours, peer):
-                    side.ask(do="load", path=str(folder / "vectors.npy"))
-                repeats = 3 if options.quick or d > 1_000_000 else 10
-                for rule in options.rules:
-                    console.print(f"[dim]{rule}, n = {n}, d = {d:,}[/]")
-                    outcomes.append(measure(ours, peer, rule, n, d, repeats, folder))
-    ours.close()
-    peer.close()
+    for outcome in compare(options.rules, rows, sizes, quick=options.quick):
+        outcomes.append(outcome)
+        console.print(f"{outcome.rule}, n = {outcome.n}, d = {outcome.d:,}: {_shown(outcome.ratio, '{:.1f}x')}", highlight=False)
+        _save(options.json, outcomes)
     console.print(_table(outcomes))
     for text in DIFFERENCES:
         console.print(f"- {text}", highlight=False)
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    report = {"peer": REQUIREMENTS, "python": platform.python_version(), "numpy": np.__version__, "f": BYZANTINE}
-    report |= {"rows": [asdict(outcome) for outcome in outcomes], "differences": list(DIFFERENCES)}
-    options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -117,6 +117,7 @@ def meamed(
 def _coordinatewise(prepared: Prepared, plan: Plan) -> Aggregate:
     values, mixing = prepared.values, prepared.mixing
     network = plan.network(prepared.count)
+    steps = np.array([(step.low, step.high, step.keep_low + 2 * step.keep_high) for step in network], np.int64).reshape(-1, 3)
     kernels = kernels_for(values)
     n, d = values.shape
     out = np.empty(d, np.float32)
@@ -127,19 +128,22 @@ def _coordinatewise(prepared: Prepared, plan: Plan) -> Aggregate:
 
     def work(first: int, end: int) -> Doubles:
         if kernels is not None and coefficients is None:
-            squared = _compiled_span(kernels, values, first, end, network, plan, out)
+            squared = _compiled_span(kernels, values, first, end, steps, plan, out)
             if squared is not None:
                 return squared
         squared = np.zeros(n)
         scratch = np.empty((prepared.count + 2, width), values.dtype)
         ones = np.ones(width, values.dtype)
+        mixed = np.empty(0 if coefficients is None else prepared.count * width, values.dtype)
         for at in tiles(first, end, width):
             tile = values[:, at]
             size = tile.shape[1]
             if coefficients is None:
                 _look_for_nonfinite(values, tile, ones[:size])  # else the Gram matrix has shown it already
-            rows = tile if coefficients is None else coefficients @ tile
-            if kernels is None or _compiled_span(kernels, rows, 0, size, network, plan, out[at]) is None:
+            rows = tile
+            if coefficients is not None:  # contiguous also at a chunk's end: numba would compile again for another layout
+                rows = np.matmul(coefficients, tile, out=mixed[: prepared.count * size].reshape(-1, size))
+            if kernels is None or _compiled_span(kernels, rows, 0, size, steps, plan, out[at]) is None:
                 _sort_tile(network, list(rows), scratch[:, :size], plan, out[at])
             squared += _squared_distances(values, at, out[at], scratch[0, :size])
         return squared
@@ -153,15 +157,14 @@ def _compiled_span(
     rows: Values,
     first: int,
     end: int,
-    network: Sequence[Comparator],
+    steps: NDArray[np.int64],
     plan: Plan,
     out: NDArray[np.float32],
 ) -> Doubles | None:
     """Squared distances per row, or None where a number went beyond float32, which the careful way must then sort out."""
-    steps = np.array([(step.low, step.high, step.keep_low + 2 * step.keep_high) for step in network], np.int64)
     sums, squared = np.zeros(len(rows)), np.zeros(len(rows))
     core, middle = (np.array([wires.start, wires.stop]) for wires in (plan.core, plan.middle or plan.core))
-    kernels.coordinatewise(rows, first, end, steps.reshape(-1, 3), core, plan.edges, middle, out, sums, squared)
+    kernels.coordinatewise(rows, first, end, steps, core, plan.edges, middle, out, sums, squared)
     fine = np.isfinite(sums).all() and np.isfinite(squared).all() and np.isfinite(out[first:end]).all()
     return squared if fine else None
 
