@@ -19,6 +19,7 @@ from fedrep.errors import SettingsError
 from fedrep.wire.v1 import federation_pb2, federation_pb2_grpc, observer_pb2, observer_pb2_grpc
 from services.identity.certificates import REVOCATIONS_FILE, Credentials, Role
 from services.identity.peer import follow_revocations, refresh_revocations, revocations_from_file
+from services.identity.upkeep import tend_credentials
 from services.runtime.files import lock_folder
 from services.runtime.tls import server_credentials, server_options
 from services.server.alerts import watch_for_trouble
@@ -78,12 +79,14 @@ async def start(settings: ServerSettings) -> RunningServer:
     for name in ("", *SERVICES):
         await health.set(name, health_pb2.HealthCheckResponse.SERVING)
     following = asyncio.create_task(follow_revocations(trust, revocations_from_file(crl)))
+    tending = asyncio.create_task(tend_credentials(settings.credentials))
     watching = asyncio.create_task(watch_for_trouble(coordinator))
     log.info("serving", port=port, health_port=health_port, runs=len(coordinator.drivers))
 
     async def stop() -> None:
         await health.enter_graceful_shutdown()
         following.cancel()
+        tending.cancel()
         watching.cancel()
         await coordinator.shut_down()
         await server.stop(grace=2.0)

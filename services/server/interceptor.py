@@ -160,6 +160,7 @@ class _Call:
             try:
                 await _wait_for_any({task, watch}, timeout=None)
                 if not task.done():
+                    task.cancel()
                     raise watch.result()
             finally:
                 watch.cancel()
