@@ -1,0 +1,357 @@
+"""Every message through protobuf and back, and streams that are cut short, too long, altered or announced too large."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+from google.protobuf.message import DecodeError as ProtobufDecodeError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedrep.errors import DecodeError
+from fedrep.protocol.manifests import (
+    Deadlines,
+    RosterEntry,
+    RoundManifest,
+    RunHash,
+    RunManifest,
+    SignedRoundManifest,
+    SignedRunManifest,
+    SiloName,
+)
+from fedrep.protocol.messages import (
+    Assigned,
+    Confirmation,
+    Consensus,
+    Outcome,
+    Proposal,
+    Record,
+    Reveal,
+    RevealedShare,
+    Secret,
+    Statement,
+    Submission,
+    Survivor,
+    SurvivorSet,
+    Update,
+)
+from fedrep.wire import codec
+from fedrep.wire.chunks import Assembler, cut_into_chunks
+from fedrep.wire.v1 import federation_pb2 as pb
+
+A, B = SiloName("a"), SiloName("bé")
+RUN = RunHash(b"r" * 32)
+
+RECORD = Record(A, b"k" * 32, b"c" * 32, b"n" * 32, b"d" * 32, b"s")
+RUN_MANIFEST = RunManifest(
+    name="run",
+    silos=(A, B),
+    parameters=2**40,
+    layout_hash=b"l" * 32,
+    model_hash=b"m" * 32,
+    coordinates=17,
+    alpha=0.1,
+    buffer_size=4,
+    reshuffle_every=3,
+    ring_bits=16,
+    value_bits=13,
+    downlink_bits=32,
+    initial_range=0.3,
+    smallest_range=1e-7,
+    largest_range=1e9,
+    quorum=7,
+    min_survivors=3,
+    colluders=1,
+    byzantine=2,
+    aggregator="median",
+    aggregator_settings='{"pre": ["nnm"]}',
+    rounds=2**33,
+    deadlines=Deadlines(1.5, 2.5, 3.5, 4.5),
+    drills=True,
+)
+ROUND_MANIFEST = RoundManifest(
+    run=RUN,
+    round=2**50,
+    model_version=9,
+    model_hash=b"m" * 32,
+    chain=b"h" * 32,
+    roster=(RosterEntry(A, b"f" * 32, b"k" * 32, b"s"), RosterEntry(B, b"g" * 32, b"q" * 32, b"t")),
+    parameters=2**40,
+    coordinates=17,
+    per_silo=8,
+    alpha=0.1,
+    buffer_size=4,
+    ring_bits=16,
+    value_bits=13,
+    clip_range=0.1,
+    byzantine=2,
+    deadlines=Deadlines(1.5, 2.5, 3.5, 4.5),
+)
+PROPOSAL = Proposal(A, RUN, 5, b"coordinates", RECORD, b"sig", (b"1", b"2"), (b"3", b"4"), (b"5", b"6"))
+CONSENSUS = Consensus(
+    RUN, 5, b"set", ((Assigned(A, b"1"), Assigned(B, b"2")), ()), (RECORD, replace(RECORD, silo=B)), ((A, b"x"), (B, b"y"))
+)
+SUBMISSION = Submission(A, RUN, 5, b"\0\1" * 9, b"sig")
+SURVIVORS = SurvivorSet(((Survivor(A, b"1"), Survivor(B, b"2")), ()))
+CONFIRMATION = Confirmation(A, RUN, 5, b"sig")
+REVEAL = Reveal(A, RUN, 5, (RevealedShare(A, Secret.SEED, b"1"), RevealedShare(B, Secret.KEY, b"2")))
+STATEMENT = Statement(B, RUN, 5, b"sig")
+UPDATE = Update(
+    run=RUN,
+    round=5,
+    outcome=Outcome.APPLIED,
+    reason="why",
+    coordinates=b"abc",
+    levels=b"defg",
+    scale=0.25,
+    downlink_bits=16,
+    survivors=SURVIVORS,
+    confirmations=((A, b"1"), (B, b"2")),
+    statements=(STATEMENT,),
+    opened=(0, 3),
+    model_version=6,
+    model_hash=b"m" * 32,
+    chain=b"h" * 32,
+)
+
+
+def over_the_wire(message: Any) -> Any:
+    return type(message).FromString(message.SerializeToString())
+
+
+def update_there_and_back(update: Update) -> Update:
+    header, payload = codec.update_to_wire(update)
+    return codec.update_from_wire(over_the_wire(header), payload)
+
+
+ROUND_TRIPS: dict[str, tuple[object, Callable[[Any], object]]] = {
+    "run manifest": (RUN_MANIFEST, lambda m: codec.run_manifest_from_wire(over_the_wire(codec.run_manifest_to_wire(m)))),
+    "round manifest": (ROUND_MANIFEST, lambda m: codec.round_manifest_from_wire(over_the_wire(codec.round_manifest_to_wire(m)))),
+    "signed run": (
+        SignedRunManifest(RUN_MANIFEST, "admin", b"pem", b"sig"),
+        lambda m: codec.signed_run_from_wire(over_the_wire(codec.signed_run_to_wire(m))),
+    ),
+    "signed round": (
+        SignedRoundManifest(ROUND_MANIFEST, b"sig"),
+        lambda m: codec.signed_round_from_wire(over_the_wire(codec.signed_round_to_wire(m))),
+    ),
+    "record": (RECORD, lambda m: codec.record_from_wire(over_the_wire(codec.record_to_wire(m)))),
+    "proposal": (PROPOSAL, lambda m: codec.proposal_from_wire(A, over_the_wire(codec.proposal_to_wire(m)), m.coordinates)),
+    "consensus": (CONSENSUS, lambda m: codec.consensus_from_wire(over_the_wire(codec.consensus_to_wire(m)), m.coordinates)),
+    "submission": (SUBMISSION, lambda m: codec.submission_from_wire(A, over_the_wire(codec.submission_to_wire(m)), m.masked)),
+    "survivors": (SURVIVORS, lambda m: codec.survivors_from_wire(over_the_wire(codec.survivors_to_wire(m)))),
+    "confirmation": (CONFIRMATION, lambda m: codec.confirmation_from_wire(A, over_the_wire(codec.confirmation_to_wire(m)))),
+    "signatures": (
+        ((A, b"1"), (B, b"2")),
+        lambda m: codec.signatures_from_wire([over_the_wire(item) for item in codec.signatures_to_wire(m)]),
+    ),
+    "reveal": (REVEAL, lambda m: codec.reveal_from_wire(A, over_the_wire(codec.reveal_to_wire(m)))),
+    "empty reveal": (replace(REVEAL, shares=()), lambda m: codec.reveal_from_wire(A, over_the_wire(codec.reveal_to_wire(m)))),
+    "statement": (STATEMENT, lambda m: codec.statement_from_wire(over_the_wire(codec.statement_to_wire(m)), RUN, 5)),
+    "update": (UPDATE, update_there_and_back),
+    "skipped update": (
+        replace(UPDATE, outcome=Outcome.SKIPPED, coordinates=b"", levels=b"", survivors=None, confirmations=(), statements=()),
+        update_there_and_back,
+    ),
+    "update with an empty survivor set": (replace(UPDATE, survivors=SurvivorSet(())), update_there_and_back),
+}
+
+
+@pytest.mark.parametrize("kind", ROUND_TRIPS)
+def test_a_message_survives_the_wire_unchanged(kind: str) -> None:
+    message, there_and_back = ROUND_TRIPS[kind]
+    assert there_and_back(message) == message
+
+
+@pytest.mark.parametrize("manifest", [RUN_MANIFEST, ROUND_MANIFEST], ids=["run", "round"])
+def test_every_field_of_a_manifest_travels(manifest: RunManifest | RoundManifest) -> None:
+    """A field that the codec forgot would come back as protobuf's zero and change the hash everybody signs."""
+    assert all(getattr(manifest, item.name) not in (0, 0.0, "", b"", ()) for item in fields(manifest))
+    if isinstance(manifest, RunManifest):
+        assert codec.run_manifest_from_wire(over_the_wire(codec.run_manifest_to_wire(manifest))).digest() == manifest.digest()
+    else:
+        back = codec.round_manifest_from_wire(over_the_wire(codec.round_manifest_to_wire(manifest)))
+        assert back.context() == manifest.context()
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    alpha=st.floats(allow_nan=False),
+    clip_range=st.floats(allow_nan=False),
+    number=st.integers(0, 2**64 - 1),
+    names=st.lists(st.text(max_size=5), max_size=3),
+)
+def test_manifests_keep_their_hash_for_any_numbers_and_names(
+    alpha: float, clip_range: float, number: int, names: list[str]
+) -> None:
+    """Doubles travel as doubles: a hash over a rounded alpha would differ on the other side."""
+    entry = ROUND_MANIFEST.roster[0]
+    manifest = replace(
+        ROUND_MANIFEST,
+        alpha=alpha,
+        clip_range=clip_range,
+        round=number,
+        roster=tuple(replace(entry, name=SiloName(name)) for name in names),
+    )
+    back = codec.round_manifest_from_wire(over_the_wire(codec.round_manifest_to_wire(manifest)))
+    assert back.context() == manifest.context()
+    run = replace(RUN_MANIFEST, alpha=alpha, silos=tuple(SiloName(name) for name in names), initial_range=clip_range)
+    assert codec.run_manifest_from_wire(over_the_wire(codec.run_manifest_to_wire(run))).digest() == run.digest()
+
+
+@settings(max_examples=30, deadline=None)
+@given(scale=st.floats(width=32, allow_nan=False))
+def test_the_scale_of_an_update_travels_as_the_float32_it_is(scale: float) -> None:
+    assert update_there_and_back(replace(UPDATE, scale=scale)).scale == scale
+
+
+def test_the_sender_is_the_certificates_name_and_never_a_field() -> None:
+    impostor = SiloName("impostor")
+    assert codec.proposal_from_wire(impostor, codec.proposal_to_wire(PROPOSAL), b"").silo == impostor
+    assert codec.submission_from_wire(impostor, codec.submission_to_wire(SUBMISSION), b"").silo == impostor
+    assert codec.confirmation_from_wire(impostor, codec.confirmation_to_wire(CONFIRMATION)).silo == impostor
+    assert codec.reveal_from_wire(impostor, codec.reveal_to_wire(REVEAL)).silo == impostor
+
+
+def test_a_statement_belongs_to_the_round_it_was_asked_for() -> None:
+    assert codec.statement_from_wire(codec.statement_to_wire(STATEMENT), RUN, 6).round == 6
+
+
+@pytest.mark.parametrize("secret", [pb.SECRET_KIND_UNSPECIFIED, 17])
+def test_a_share_that_does_not_say_which_secret_it_belongs_to_is_refused(secret: int) -> None:
+    wire = pb.RevealSharesRequest(run=RUN, round=5, shares=[pb.RevealedShare(dealer="a", secret=secret, share=b"1")])
+    with pytest.raises(DecodeError, match="which secret"):
+        codec.reveal_from_wire(A, wire)
+
+
+@pytest.mark.parametrize("outcome", [pb.OUTCOME_UNSPECIFIED, 17])
+def test_an_update_that_does_not_say_how_the_round_ended_is_refused(outcome: int) -> None:
+    header, payload = codec.update_to_wire(UPDATE)
+    header.outcome = outcome
+    with pytest.raises(DecodeError, match="how the round ended"):
+        codec.update_from_wire(header, payload)
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+def test_an_update_whose_payload_has_another_length_is_refused(change: int) -> None:
+    header, payload = codec.update_to_wire(UPDATE)
+    with pytest.raises(DecodeError) as caught:
+        codec.update_from_wire(header, payload[:change] if change < 0 else payload + b"x")
+    assert caught.value.reason == "TRUNCATED"
+
+
+def test_the_headers_announce_what_follows_them() -> None:
+    proposal, consensus, submission = (
+        codec.proposal_to_wire(PROPOSAL),
+        codec.consensus_to_wire(CONSENSUS),
+        codec.submission_to_wire(SUBMISSION),
+    )
+    update, payload = codec.update_to_wire(UPDATE)
+    assert (proposal.coordinates_size, proposal.coordinates_sha256) == announced(PROPOSAL.coordinates)
+    assert (consensus.coordinates_size, consensus.coordinates_sha256) == announced(CONSENSUS.coordinates)
+    assert (submission.masked_size, submission.masked_sha256) == announced(SUBMISSION.masked)
+    assert (update.coordinates_size + update.levels_size, update.payload_sha256) == announced(payload)
+
+
+def test_a_silo_that_agreed_itself_is_not_sent_the_agreement_again() -> None:
+    header, payload = codec.update_to_wire(UPDATE, omit_agreement=True)
+    back = codec.update_from_wire(over_the_wire(header), payload)
+    assert payload == UPDATE.levels
+    assert (back.coordinates, back.survivors, back.confirmations) == (b"", None, ())
+    assert back == replace(UPDATE, coordinates=b"", survivors=None, confirmations=())
+
+
+def announced(data: bytes) -> tuple[int, bytes]:
+    return len(data), hashlib.sha256(data).digest()
+
+
+# Streams.
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.binary(max_size=300), size=st.integers(1, 64))
+def test_a_stream_in_chunks_of_any_size_is_put_together_again(data: bytes, size: int) -> None:
+    chunks = list(cut_into_chunks(data, size))
+    assert all(0 < len(chunk) <= size for chunk in chunks)
+    assembler = Assembler(*announced(data), limit=300, what="the vector")
+    for chunk in chunks:
+        assembler.add(chunk)
+    assert assembler.finish() == data
+
+
+def reason_of(act: Callable[[], object]) -> str:
+    with pytest.raises(DecodeError, match="the vector") as caught:
+        act()
+    return caught.value.reason
+
+
+def test_a_truncated_stream_is_refused() -> None:
+    data = b"0123456789"
+    assembler = Assembler(*announced(data), limit=10, what="the vector")
+    assembler.add(data[:9])
+    assert reason_of(assembler.finish) == "TRUNCATED"
+
+
+def test_an_empty_stream_is_refused_unless_it_was_announced_empty() -> None:
+    assert reason_of(Assembler(*announced(b"x"), limit=10, what="the vector").finish) == "TRUNCATED"
+    assert Assembler(*announced(b""), limit=10, what="the vector").finish() == b""
+
+
+def test_a_stream_longer_than_announced_is_refused_at_the_byte_too_many() -> None:
+    data = b"0123456789"
+    assembler = Assembler(*announced(data), limit=100, what="the vector")
+    assembler.add(data)
+    assert reason_of(lambda: assembler.add(b"x")) == "TOO_LARGE"
+
+
+def test_a_stream_with_another_hash_is_refused() -> None:
+    assembler = Assembler(*announced(b"0123456789"), limit=10, what="the vector")
+    assembler.add(b"0123456780")
+    assert reason_of(assembler.finish) == "WRONG_HASH"
+
+
+@pytest.mark.parametrize("hash_bytes", [b"", b"short", bytes(33)])
+def test_a_hash_of_the_wrong_length_is_a_wrong_hash(hash_bytes: bytes) -> None:
+    assembler = Assembler(1, hash_bytes, limit=10, what="the vector")
+    assembler.add(b"x")
+    assert reason_of(assembler.finish) == "WRONG_HASH"
+
+
+def test_a_stream_announced_too_large_is_refused_before_anything_arrives() -> None:
+    assert reason_of(lambda: Assembler(11, bytes(32), limit=10, what="the vector")) == "TOO_LARGE"
+    assert reason_of(lambda: Assembler(2**63, bytes(32), limit=10, what="the vector")) == "TOO_LARGE"
+
+
+def test_nothing_is_kept_of_a_chunk_that_goes_beyond_what_was_announced() -> None:
+    """A peer that streams for ever costs no more memory than it announced."""
+    assembler = Assembler(4, bytes(32), limit=10, what="the vector")
+    assembler.add(b"0123")
+    for _ in range(3):
+        assert reason_of(lambda: assembler.add(b"x" * 1000)) == "TOO_LARGE"
+    assert sum(map(len, assembler._parts)) == 4
+
+
+@settings(max_examples=60, deadline=None)
+@given(garbage=st.binary(max_size=80))
+def test_bytes_that_are_no_message_never_decode_to_an_exception_of_another_kind(garbage: bytes) -> None:
+    """Whatever protobuf accepts, the codec turns into a message or a DecodeError."""
+    for kind, decode in (
+        (pb.RevealSharesRequest, lambda m: codec.reveal_from_wire(A, m)),
+        (pb.UpdateHeader, lambda m: codec.update_from_wire(m, b"")),
+        (pb.ConsensusHeader, lambda m: codec.consensus_from_wire(m, b"")),
+        (pb.ProposalHeader, lambda m: codec.proposal_from_wire(A, m, b"")),
+        (pb.SignedRoundManifest, codec.signed_round_from_wire),
+        (pb.SignedRunManifest, codec.signed_run_from_wire),
+    ):
+        try:
+            message = kind.FromString(garbage)
+        except ProtobufDecodeError:
+            continue
+        try:
+            decode(message)  # type: ignore[no-untyped-call]
+        except DecodeError:
+            continue
