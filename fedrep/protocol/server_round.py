@@ -128,10 +128,12 @@ class ServerRound:
                 return self._add_submission(event)
             case Phase.SUBMIT, DeadlinePassed(Phase.SUBMIT):
                 return self._fix_survivors()
-            case ((Phase.CONFIRM | Phase.REVEAL), Confirmation()):
+            case Phase.CONFIRM, Confirmation():
                 return self._add_confirmation(event)
             case Phase.CONFIRM, DeadlinePassed(Phase.CONFIRM):
-                return self._end_confirming()
+                return self._end_unconfirmed()
+            case Phase.REVEAL, Confirmation():
+                return self._keep_confirmation(event)
             case Phase.REVEAL, Reveal():
                 return self._add_reveal(event)
             case Phase.REVEAL, DeadlinePassed(Phase.REVEAL):
@@ -241,17 +243,21 @@ class ServerRound:
         notes: list[Effect] = [Noted("dropped", f"{name} proposed but did not submit", name) for name in gone]
         return [*notes, *self._start(Phase.CONFIRM)]
 
-    def _add_confirmation(self, confirmation: Confirmation) -> list[Effect]:
+    def _keep_confirmation(self, confirmation: Confirmation) -> list[Effect]:
         check_confirmation(confirmation, self._c2, self.survivors(), self._keys)
         self._confirmations[confirmation.silo] = confirmation.signature
-        enough = self.phase is Phase.CONFIRM and len(self._confirmations) >= self.manifest.threshold
-        return self._end_confirming() if enough else []
+        return []
+
+    def _add_confirmation(self, confirmation: Confirmation) -> list[Effect]:
+        self._keep_confirmation(confirmation)
+        return self._end_confirming() if len(self._confirmations) >= self.manifest.threshold else []
+
+    def _end_unconfirmed(self) -> list[Effect]:
+        reason = f"{len(self._confirmations)} holders confirmed the survivors, {self.manifest.threshold} are needed"
+        return self._end(Outcome.SKIPPED, reason)
 
     def _end_confirming(self) -> list[Effect]:
         """U is signed even when nothing can be opened: those signatures let silos take their values back."""
-        if len(self._confirmations) < self.manifest.threshold:
-            reason = f"{len(self._confirmations)} holders confirmed the survivors, {self.manifest.threshold} are needed"
-            return self._end(Outcome.SKIPPED, reason)
         for number, buffer in enumerate(self.survivors().buffers):
             if len(buffer) < self.run.min_survivors:
                 self._discarded[number] = f"{len(buffer)} survivors, fewer than {self.run.min_survivors}"

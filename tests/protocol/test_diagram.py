@@ -1,0 +1,68 @@
+"""The state diagram of docs/protocol.md is the transition table, and a round takes each of its edges and no other."""
+
+from __future__ import annotations
+
+import pytest
+
+from docs.tools.state_diagram import BEGIN, END, PAGE, diagram, edges, page_with
+from fedrep.protocol.messages import Effect, Event, Phase
+from fedrep.protocol.server_round import ServerRound
+from tests.protocol.federation import Federation
+from tests.protocol.refusal import abort
+
+
+def test_the_page_shows_the_diagram_as_it_is_drawn_now() -> None:
+    page = PAGE.read_text()
+    assert page.count(BEGIN) == page.count(END) == 1
+    assert page == page_with(diagram(), page), "run: python -m docs.tools.state_diagram --write"
+
+
+def play_every_way(federation: Federation) -> None:
+    """One undisturbed round, each deadline, each abort, and the two ends that come without waiting."""
+    federation.play()
+    federation.open_round()
+    federation.deadline()
+    for phase in (Phase.PROPOSE, Phase.SUBMIT, Phase.CONFIRM, Phase.REVEAL):
+        federation.until(phase).receive(abort())
+    federation.open_round()
+    for silo in federation.members[:-1]:
+        federation.propose(silo)
+    federation.deadline()
+    federation.submit(federation.members[0])
+    federation.deadline()
+    federation.deadline()
+    federation.until(Phase.REVEAL)
+    federation.deadline()
+    federation.open_round(list(federation.silos)[:3])
+    for silo in federation.members:
+        federation.propose(silo)
+    federation.until(Phase.SUBMIT)
+    for buffer in federation.by_buffer():
+        federation.submit(buffer[0])
+    federation.deadline()
+    for buffer in federation.by_buffer():
+        federation.confirm(buffer[0])
+    for silo in federation.members:
+        if silo.submitted is None and not federation.over:
+            assert silo.ready is not None
+            silo.observing = (
+                type(silo.ready)(silo.ready.member, silo.ready.manifest, silo.ready.c1, silo.ready.peers, silo.ready.session)
+                .watch()
+                .on_consensus(federation.round.consensus_for(silo.name))
+            )
+            federation.confirm(silo)
+
+
+def test_every_edge_is_taken_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: set[tuple[str, str, str]] = set()
+    original = ServerRound.receive
+
+    def watched(self: ServerRound, event: Event) -> list[Effect]:
+        before = self.phase.name
+        effects = original(self, event)
+        taken.add((before, type(event).__name__, self.phase.name))
+        return effects
+
+    monkeypatch.setattr(ServerRound, "receive", watched)
+    play_every_way(Federation.of(5, quorum=4))
+    assert taken == set(edges())
