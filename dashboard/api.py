@@ -24,6 +24,7 @@ Metric = Literal["accuracy", "loss", "bytes_total", "epsilon_sum", "update_norm"
 RunName = Annotated[str, Path(pattern=schema.NAME)]
 Points = Annotated[int | None, Query(ge=10, le=5000, description="About how many rounds to return at most.")]
 Columns = Annotated[int, Query(ge=10, le=1000)]
+Last = Annotated[int | None, Query(ge=1, le=LARGEST, description="Only this many of the latest rounds.")]
 
 PROBLEMS: dict[int | str, dict[str, Any]] = {
     400: {"model": schema.Problem, "description": "The request or a setting cannot be used."},
@@ -153,15 +154,15 @@ async def list_silos(feed: Feed) -> schema.Silos:
 
 
 @router.get("/runs/{name}/attendance")
-async def get_attendance(feed: Feed, columns: Columns = HEAT_COLUMNS) -> schema.HeatMap:
+async def get_attendance(feed: Feed, columns: Columns = HEAT_COLUMNS, last: Last = None) -> schema.HeatMap:
     """Round by silo: on_time, late, dropped, sitting_out, excluded or absent."""
-    return feed.history.attendance(columns)
+    return feed.history.attendance(columns, last)
 
 
 @router.get("/runs/{name}/buffers")
-async def get_buffers(feed: Feed, columns: Columns = HEAT_COLUMNS) -> schema.HeatMap:
+async def get_buffers(feed: Feed, columns: Columns = HEAT_COLUMNS, last: Last = None) -> schema.HeatMap:
     """Round by buffer: used, suspected or discarded, and the distance of the buffer's mean from the update."""
-    return feed.history.buffer_map(columns)
+    return feed.history.buffer_map(columns, last)
 
 
 @router.get("/runs/{name}/events")

@@ -14,6 +14,7 @@ from fastapi.responses import FileResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
+from starlette.routing import compile_path
 
 from dashboard import actions, api, schema
 from dashboard.auth import Gate
@@ -119,11 +120,21 @@ def _add_errors(app: FastAPI) -> None:
         return answer(422, "INVALID_REQUEST", "; ".join(problems))
 
     @app.exception_handler(HTTPException)
-    def http(_request: Request, error: HTTPException) -> JSONResponse:
+    def http(request: Request, error: HTTPException) -> JSONResponse:
         detail = "There is nothing at this address." if error.status_code == 404 else str(error.detail)
         result = answer(error.status_code, "HTTP", detail)
-        result.headers.update(error.headers or {})
+        if error.status_code == 405:
+            result.headers["Allow"] = ", ".join(sorted(_methods(app, request)))
         return result
+
+
+def _methods(app: FastAPI, request: Request) -> set[str]:
+    """All methods of an address; starlette names only those of the first route that has it."""
+    found: set[str] = set()
+    for path, methods in app.openapi()["paths"].items():
+        if compile_path(path)[0].match(request.url.path):
+            found.update(method.upper() for method in methods)
+    return found
 
 
 def _add_pages(app: FastAPI) -> None:

@@ -23,6 +23,7 @@ from fedrep.wire.v1 import observer_pb2
 
 KEPT_EVENTS = 2000
 MOST_FEEDS = 64
+NEWEST = 16
 RETRY_SECONDS = 1.0
 PATIENCE_SECONDS = 3.0
 
@@ -177,7 +178,12 @@ class Feeds:
             feed = self._feeds[name] = RunFeed(self.observer, name)
         feed.used_at = time.monotonic()
         await self._evict()
-        await feed.ready()
+        try:
+            await feed.ready()
+        except (ServerUnreachableError, ServerRefusedError):
+            if self._feeds.get(name) is feed:  # names that do not exist must not push out those that do
+                del self._feeds[name]
+            raise
         return feed
 
     async def runs(self) -> list[schema.Run]:
@@ -204,7 +210,7 @@ class Feeds:
         while True:
             try:
                 self._keep(await self.observer.runs())
-                await self._follow_unfinished()
+                await self._follow_newest()
             except (ServerUnreachableError, ServerRefusedError) as error:
                 log.debug("poll failed", problem=str(error))
             await asyncio.sleep(self._poll_seconds)
@@ -220,10 +226,11 @@ class Feeds:
             self._changed.set()
             self._changed = asyncio.Event()
 
-    async def _follow_unfinished(self) -> None:
-        """Runs in progress are followed from the start, so that their alerts are on the overview."""
-        for summary in self.summaries[:MOST_FEEDS]:
-            if summary.state in ("waiting", "running", "paused"):
+    async def _follow_newest(self) -> None:
+        """Followed before anybody asks, so that their alerts are on the overview."""
+        unfinished = [s for s in self.summaries if s.state in ("waiting", "running", "paused")]
+        for summary in [*unfinished[: MOST_FEEDS // 2], *self.summaries[:NEWEST]]:
+            if summary.name not in self._feeds:
                 with contextlib.suppress(ServerUnreachableError, ServerRefusedError):
                     await self.get(summary.name)
 

@@ -12,6 +12,7 @@ from itertools import pairwise
 from dashboard import schema
 from fedrep.wire.v1 import federation_pb2, observer_pb2
 
+UNTHINNED_TAIL = 20  # the phase chart shows the latest rounds one by one
 SUSPECT_FACTOR = 2.0
 FEWEST_TO_JUDGE = 3
 # Worst last: a cell that stands for several rounds shows the worst of them.
@@ -80,9 +81,9 @@ class History:
     def thinned(self, points: int, from_round: int = 0) -> list[schema.RoundRow]:
         """At most about `points` rows: of each group the last, and those with extreme accuracy, loss and bytes."""
         rows = self.rows()[bisect_left(self._numbers, from_round) :]
-        if len(rows) <= points:
+        if len(rows) <= points or len(rows) <= UNTHINNED_TAIL:
             return list(rows)
-        kept = {0}
+        kept = {0, *range(len(rows) - UNTHINNED_TAIL, len(rows))}
         for group in groups(len(rows), max(points // 4, 1)):
             kept.add(group[-1])
             kept.add(max(group, key=lambda i: rows[i].bytes_up + rows[i].bytes_down))
@@ -92,19 +93,23 @@ class History:
                 kept.add(max(scored, key=lambda i: rows[i].loss or 0.0))
         return [rows[i] for i in sorted(kept)]
 
-    def attendance(self, columns: int) -> schema.HeatMap:
+    def attendance(self, columns: int, last: int | None = None) -> schema.HeatMap:
+        spans = self._spans(columns, last)
         names = sorted(set().union(*self._statuses))
-        spans = groups(len(self), columns)
         cells = [[worst(ATTENDANCE, {self._statuses[i].get(name, "") for i in span}) for span in spans] for name in names]
         return self._map(names, spans, cells)
 
-    def buffer_map(self, columns: int) -> schema.HeatMap:
+    def buffer_map(self, columns: int, last: int | None = None) -> schema.HeatMap:
+        spans = self._spans(columns, last)
         numbers = sorted(set().union(*self._marks))
-        spans = groups(len(self), columns)
         mine = [[[self._marks[i][n] for i in span if n in self._marks[i]] for span in spans] for n in numbers]
         cells = [[worst(BUFFER_MARKS, {mark for mark, _ in found}) for found in row] for row in mine]
         values = [[max((d for _, d in found if d is not None), default=None) for found in row] for row in mine]
         return self._map([f"buffer {number}" for number in numbers], spans, cells, values)
+
+    def _spans(self, columns: int, last: int | None) -> list[range]:
+        start = 0 if last is None else max(0, len(self) - last)
+        return [range(start + span.start, start + span.stop) for span in groups(len(self) - start, columns)]
 
     def _map(
         self, names: list[str], spans: list[range], cells: list[list[str]], values: list[list[float | None]] | None = None
@@ -171,7 +176,7 @@ def marks_of(item: observer_pb2.Round) -> dict[int, tuple[str, float | None]]:
     """What the heat map shows of each buffer: a mark, and the distance of its mean from the update."""
     distances = {b.number: _optional(b, "distance") for b in item.buffers if b.opened and not b.discarded}
     judged = [distance for distance in distances.values() if distance is not None]
-    limit = SUSPECT_FACTOR * statistics.median(judged) if len(judged) >= FEWEST_TO_JUDGE else math.inf
+    limit = SUSPECT_FACTOR * statistics.median_low(judged) if len(judged) >= FEWEST_TO_JUDGE else math.inf
     found = {}
     for b in item.buffers:
         distance = distances.get(b.number)

@@ -5,9 +5,11 @@ It holds runs in memory, plays rounds on demand, and can die and come back on th
 
 from __future__ import annotations
 
+import hashlib
 import math
 import random
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -16,13 +18,16 @@ from typing import Any
 import grpc
 
 from fedrep import privacy
+from fedrep.protocol.preflight import preflight
+from fedrep.wire import codec
 from fedrep.wire.v1 import federation_pb2 as fed
 from fedrep.wire.v1 import observer_pb2 as pb
 from fedrep.wire.v1 import observer_pb2_grpc
 
 PARAMETERS = 9610
 COORDINATES = 480
-START = 1_790_000_000.0
+START = time.time() - 1800.0
+MODEL = b"{}".ljust(64)
 ATTACKERS = ("silo-03", "silo-08")
 
 
@@ -75,7 +80,7 @@ class ScriptedServer(observer_pb2_grpc.ObserverServiceServicer):
     def __init__(self) -> None:
         self.runs: dict[str, ScriptedRun] = {}
         self.calls: list[tuple[str, str]] = []
-        self.created: list[pb.CreateRunHeader] = []
+        self.created: list[tuple[pb.CreateRunHeader, bytes]] = []
         self._changed = threading.Condition()
         self._server: Any = None
         self._alive = False
@@ -198,6 +203,23 @@ class ScriptedServer(observer_pb2_grpc.ObserverServiceServicer):
 
     def ReadmitSilo(self, request: pb.ReadmitSiloRequest, context: Any) -> pb.ReadmitSiloResponse:  # noqa: N802
         return pb.ReadmitSiloResponse(silo=self._set_silo(request.name, request.silo, "present", context))
+
+    def DownloadModel(self, request: pb.DownloadModelRequest, context: Any) -> Iterator[pb.DownloadModelResponse]:  # noqa: N802
+        run = self._find(request.name, context)
+        if request.version not in [model.version for model in run.answer.models]:
+            context.abort(grpc.StatusCode.NOT_FOUND, f"Model version {request.version} is not kept.")
+        header = pb.DownloadHeader(version=request.version, size=len(MODEL), sha256=hashlib.sha256(MODEL).digest())
+        yield pb.DownloadModelResponse(header=header)
+        yield pb.DownloadModelResponse(chunk=MODEL)
+
+    def CreateRun(self, requests: Iterator[pb.CreateRunRequest], context: Any) -> pb.CreateRunResponse:  # noqa: N802, ARG002
+        header = next(requests).header
+        received = b"".join(part.chunk for part in requests)
+        problems = preflight(codec.run_manifest_from_wire(header.manifest.manifest))
+        if not header.dry_run and not problems:
+            self.created.append((header, received))
+            self.add(scripted_run(header.manifest.manifest.name, state="waiting"))
+        return pb.CreateRunResponse(run=b"r" * 32, problems=problems)
 
     def _wake(self) -> None:
         with self._changed:

@@ -20,6 +20,7 @@ interface ChartProps {
   lines: Line[];
   band?: [number, number, string]; // upper and lower line, and what lies between
   format: (value: number | null | undefined) => string;
+  tick: (value: number | null | undefined) => string;
   log?: boolean;
   fromZero?: boolean;
   range?: [number, number];
@@ -77,7 +78,7 @@ function Plot(props: ChartProps) {
     setAt(next);
     plot.current.setCursor({ left: plot.current.valToPos(xs[next]!, "x"), top: 20 }, false);
   };
-  const where = props.xFormat ? props.xFormat(xs[shown]!) : `round ${xs[shown]}`;
+  const where = props.xFormat ? props.xFormat(xs[shown]!) : `round ${xs[shown]!.toLocaleString("en-US")}`;
   return (
     <>
       <ul class="legend">
@@ -148,11 +149,11 @@ function options(props: ChartProps, width: number, setAt: (at: number | null) =>
     ticks: { show: false },
   };
   const whole = (u: uPlot, splits: number[]) =>
-    splits.map((v) => (props.xFormat ? props.xFormat(v) : Number.isInteger(v) ? String(v) : (void u, "")));
+    splits.map((v) => (props.xFormat ? props.xFormat(v) : Number.isInteger(v) ? v.toLocaleString("en-US") : (void u, "")));
   return {
     width,
     height: HEIGHT,
-    padding: [10, 12, 0, 0],
+    padding: [10, 22, 0, 0],
     legend: { show: false },
     scales: {
       x: { time: false },
@@ -167,8 +168,8 @@ function options(props: ChartProps, width: number, setAt: (at: number | null) =>
         size: 58,
         gap: 6,
         space: 34,
-        values: (_u, splits) => splits.map((v) => (v == null ? "" : props.format(v))),
-        filter: props.log ? (_u, splits) => splits.map((v) => (isPowerOfTen(v) ? v : null)) : undefined,
+        values: (_u, splits) => splits.map((v) => (v == null ? "" : props.tick(v))),
+        ...(props.log ? { filter: roundOnes, grid: { ...axis.grid, filter: roundOnes } } : {}),
       },
     ],
     series: [
@@ -195,8 +196,10 @@ function options(props: ChartProps, width: number, setAt: (at: number | null) =>
   } as uPlot.Options;
 }
 
-function isPowerOfTen(v: number): boolean {
-  return v > 0 && Math.abs(Math.log10(v) - Math.round(Math.log10(v))) < 1e-6;
+// On a logarithmic axis only 1, 2 and 5 times a power of ten carry a line and a number.
+function roundOnes(_u: uPlot, splits: number[]): (number | null)[] {
+  const leading = (v: number) => Math.round(v / 10 ** Math.floor(Math.log10(v) + 1e-9));
+  return splits.map((v) => (v > 0 && [1, 2, 5].includes(leading(v)) ? v : null));
 }
 
 function yRange(props: ChartProps, low: number | null, high: number | null): [number, number] {

@@ -25,12 +25,20 @@ export function decimal(x: number | null | undefined, digits = 3): string {
   return x.toFixed(digits);
 }
 
+// Ticks of an axis: as short as the unit allows.
+export const bytesTick = (n: number | null | undefined): string => bytes(n).replace(/(\.\d*?)0+ /, "$1 ").replace(". ", " ");
+
+export const percentTick = (x: number | null | undefined): string => (x == null ? NONE : `${Number((100 * x).toFixed(1))} %`);
+
+export const numberTick = (x: number | null | undefined): string =>
+  x == null ? NONE : Number(x.toPrecision(4)).toLocaleString("en-US", { maximumFractionDigits: 6 });
+
 // Rounded up: a privacy loss shown too small is a false promise.
 export function epsilon(x: number | null | undefined): string {
   if (x == null) return "none";
   const digits = x < 10 ? 2 : x < 1000 ? 1 : 0;
   const scale = 10 ** digits;
-  return (Math.ceil(x * scale - 1e-9) / scale).toLocaleString("en-US", {
+  return (Math.ceil(x * scale - 1e-9) / scale || 0).toLocaleString("en-US", {
     minimumFractionDigits: digits,
     maximumFractionDigits: digits,
   });

@@ -52,7 +52,15 @@ export const ATTENDANCE: Record<string, Mark> = {
       ctx.strokeRect(x + 0.8, y + 2, Math.max(w - 1.6, 1), h - 4);
     },
   },
-  absent: { label: "absent (dot)", paint: fill("line", 0.44, 0.56) },
+  absent: {
+    label: "absent (dot)",
+    paint: (ctx, x, y, w, h) => {
+      ctx.fillStyle = colour("muted");
+      ctx.beginPath();
+      ctx.arc(x + w / 2, y + h / 2, Math.min(1.8, w / 2), 0, 2 * Math.PI);
+      ctx.fill();
+    },
+  },
 };
 
 export const BUFFERS: Record<string, Mark> = {

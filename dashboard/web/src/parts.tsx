@@ -85,10 +85,10 @@ export function Stat({ label, value, sub }: { label: string; value: ComponentChi
   );
 }
 
-export function Meter({ value, max, label }: { value: number; max: number; label: string }) {
+export function Meter({ value, max, label, limit }: { value: number; max: number; label: string; limit?: boolean }) {
   const share = max > 0 ? Math.min(1, value / max) : 0;
   return (
-    <span class={share >= 0.9 ? "meter full" : "meter"} role="img" aria-label={label}>
+    <span class={limit && share >= 0.9 ? "meter full" : "meter"} role="img" aria-label={label}>
       <span style={{ width: `${100 * share}%` }} />
     </span>
   );
@@ -100,6 +100,17 @@ export function Empty({ title, children }: { title: string; children?: Component
       <p class="empty-title">{title}</p>
       {children}
     </div>
+  );
+}
+
+// A command to copy; it breaks between words only, never inside an option.
+export function Command({ text }: { text: string }) {
+  return (
+    <code>
+      {text.split(" ").map((word, i) => (
+        <span key={i}>{i ? ` ${word}` : word}</span>
+      ))}
+    </code>
   );
 }
 

@@ -37,16 +37,21 @@ export function useRun(name: string, report: Shared["report"]) {
       setError(problem as Error);
     }
   }, [name]);
-  useEffect(() => void load(), [load]);
+  useEffect(() => {
+    void load();
+    return () => clearTimeout(detailAsked.current);
+  }, [load]);
 
   // Phase, kept models and the budget's projection change with the rounds, but not every page needs them at once.
   const refreshDetail = () => {
-    if (Date.now() - detailAsked.current < 1500) return;
-    detailAsked.current = Date.now();
-    get<RunDetail>(`/runs/${name}`).then(
-      (detail) => setData((known) => known && { ...known, detail, run: detail.run }),
-      () => undefined,
-    );
+    if (detailAsked.current) return;
+    detailAsked.current = window.setTimeout(() => {
+      detailAsked.current = 0;
+      get<RunDetail>(`/runs/${name}`).then(
+        (detail) => setData((known) => known && { ...known, detail, run: detail.run }),
+        () => undefined,
+      );
+    }, 500);
   };
   const change = (update: (known: RunData) => RunData) => setData((known) => (known ? update(known) : known));
   const live = useLive(url, {

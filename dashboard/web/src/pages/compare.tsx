@@ -3,7 +3,7 @@ import { useEffect, useMemo, useState } from "preact/hooks";
 import { type Comparison, type Row, type Run, type ServerState, get } from "../api";
 import type { Shared } from "../app";
 import { Chart, type Line } from "../chart";
-import { bytes, decimal, epsilon, percent } from "../format";
+import { bytes, bytesTick, decimal, epsilon, numberTick, percent, percentTick } from "../format";
 import { useLive } from "../live";
 import { Card, Empty, Failure, State } from "../parts";
 import { go } from "../router";
@@ -101,18 +101,19 @@ function Overlays({ data, by, query }: { data: Comparison; by: "round" | "bytes"
     }),
     [data, xs],
   );
-  const common = { xs, sync: "compare", xFormat: by === "bytes" ? bytes : undefined };
+  const common = { xs, sync: "compare", xFormat: by === "bytes" ? bytesTick : undefined };
   return (
     <>
       <div class="grid">
-        <Chart {...common} title="Accuracy by the evaluator" lines={lines.accuracy} format={percent} exportPath={`/compare/accuracy?${query}`} />
-        <Chart {...common} title="Loss by the evaluator" lines={lines.loss} format={decimal} fromZero exportPath={`/compare/loss?${query}`} />
-        <Chart {...common} title="Bytes in total" lines={lines.bytes} format={bytes} fromZero exportPath={`/compare/bytes_total?${query}`} />
+        <Chart {...common} title="Accuracy by the evaluator" lines={lines.accuracy} format={percent} tick={percentTick} exportPath={`/compare/accuracy?${query}`} />
+        <Chart {...common} title="Loss by the evaluator" lines={lines.loss} format={decimal} tick={numberTick} fromZero exportPath={`/compare/loss?${query}`} />
+        <Chart {...common} title="Bytes in total" lines={lines.bytes} format={bytes} tick={bytesTick} fromZero exportPath={`/compare/bytes_total?${query}`} />
         <Chart
           {...common}
           title="Epsilon in total"
           lines={lines.epsilon}
           format={epsilon}
+          tick={numberTick}
           fromZero
           exportPath={`/compare/epsilon_sum?${query}`}
           note="Exact, for a silo that proposed in every round. A run without a line has alpha = 0 and no guarantee."

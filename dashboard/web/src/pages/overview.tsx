@@ -4,7 +4,7 @@ import { type Run, type ServerState, get } from "../api";
 import type { Shared } from "../app";
 import { bytes, count, day, decimal, epsilon, percent } from "../format";
 import { useLive } from "../live";
-import { Empty, Failure, Loading, Meter, State } from "../parts";
+import { Command, Empty, Failure, Loading, Meter, State } from "../parts";
 import { Link } from "../router";
 
 export function Overview({ session, report }: Shared) {
@@ -43,7 +43,7 @@ export function Overview({ session, report }: Shared) {
       {runs.length === 0 ? (
         <Empty title="No run has been created yet">
           <p>
-            Create one on the command line: <code>fedrep run create --config run.toml --model init.safetensors</code>
+            Create one on the command line: <Command text="fedrep run create --config run.toml --model init.safetensors" />
           </p>
         </Empty>
       ) : (
@@ -131,6 +131,7 @@ function RunLine({ run }: { run: Run }) {
             <Meter
               value={run.epsilon_total}
               max={budget}
+              limit
               label={`epsilon ${epsilon(run.epsilon_total)} of a budget of ${epsilon(budget)}`}
             />
           )}

@@ -1,12 +1,13 @@
 // One run: is it learning, what does it cost in bytes and privacy, where does the time go, which buffers stand out.
-import { useEffect, useMemo, useState } from "preact/hooks";
-import { type HeatMapData, type Row, type RunDetail, get } from "../api";
+import { useMemo, useState } from "preact/hooks";
+import type { Row, RunDetail } from "../api";
 import type { Shared } from "../app";
 import { Chart, type Line } from "../chart";
 import { Events } from "../events";
-import { bytes, count, decimal, epsilon, percent, words } from "../format";
+import { bytes, bytesTick, count, decimal, epsilon, numberTick, percent, percentTick, words } from "../format";
 import { BUFFERS, HeatMap } from "../heatmap";
-import { Card, Empty, Failure, Loading, Stat, useWidth } from "../parts";
+import { SpanChoice, useHeatMap } from "../heatmap-data";
+import { Card, Command, Empty, Failure, Loading, Stat, useWidth } from "../parts";
 import { useRun } from "../run-data";
 import { RunHead } from "../run-head";
 import { SettingsCard } from "../settings-card";
@@ -26,7 +27,7 @@ export function RunPage({ name, session, report }: { name: string } & Shared) {
       {rows.length === 0 && (
         <Empty title={run.silos_present === 0 ? "No silo has joined yet" : "No round has ended yet"}>
           <p>
-            On each silo's machine run <code>fedrep client --config client.toml</code>. A round starts once{" "}
+            On each silo's machine run <Command text="fedrep client --config client.toml" />. A round starts once{" "}
             {String(detail.settings.quorum)} of {run.silos_allowed} silos are here. <Link to={`/runs/${name}/silos`}>See the silos</Link>
           </p>
         </Empty>
@@ -49,6 +50,8 @@ export function RunPage({ name, session, report }: { name: string } & Shared) {
 function Figures({ detail, rows }: { detail: RunDetail; rows: Row[] }) {
   const { run, epsilon: cost } = detail;
   const last = rows.at(-1);
+  const open = run.state === "running" && detail.open_round > 0;
+  const total = run.epsilon_total ?? cost.total;
   const saved = last && last.bytes_total > 0 ? last.dense_total / last.bytes_total : null;
   return (
     <dl class="stats">
@@ -56,16 +59,16 @@ function Figures({ detail, rows }: { detail: RunDetail; rows: Row[] }) {
       <Stat label="Loss" value={decimal(run.loss)} />
       <Stat
         label="Round"
-        value={`${count(run.round)} of ${count(run.rounds_planned)}`}
-        sub={`${count(run.rounds_applied)} applied, ${count(run.rounds_skipped)} skipped`}
+        value={count(run.round)}
+        sub={`of ${count(run.rounds_planned)}, ${count(run.rounds_skipped)} skipped`}
       />
-      <Stat label="Now" value={detail.open_round ? words(detail.phase) : "–"} sub={detail.open_round ? `in round ${count(detail.open_round)}` : "no open round"} />
+      <Stat label="Now" value={open ? words(detail.phase) : "–"} sub={open ? `in round ${count(detail.open_round)}` : "no open round"} />
       <Stat label="Silos" value={`${run.silos_present} of ${run.silos_allowed}`} sub={last && `${last.survivors} in the last round`} />
       <Stat label="Traffic" value={bytes(run.bytes_up + run.bytes_down)} sub={saved && `${saved.toFixed(1)}× less than dense`} />
       <Stat
         label="Epsilon"
-        value={rows.length ? epsilon(cost.total) : "–"}
-        sub={cost.budget != null ? `of ${epsilon(cost.budget)}` : cost.total == null && rows.length ? "no guarantee" : "no budget"}
+        value={rows.length ? epsilon(total) : "–"}
+        sub={cost.budget != null ? `of ${epsilon(cost.budget)}` : total == null && rows.length ? "no guarantee" : "no budget"}
       />
     </dl>
   );
@@ -87,6 +90,7 @@ function Charts({ rows, detail, charts, name }: { rows: Row[]; detail: RunDetail
         lines={lines.accuracy}
         band={[2, 3, "silos' own, least to most"]}
         format={percent}
+        tick={percentTick}
         exportPath={`${charts}/accuracy`}
       />
       <Chart
@@ -95,6 +99,7 @@ function Charts({ rows, detail, charts, name }: { rows: Row[]; detail: RunDetail
         lines={lines.loss}
         band={[2, 3, "silos' own, least to most"]}
         format={decimal}
+        tick={numberTick}
         fromZero
         exportPath={`${charts}/loss`}
       />
@@ -103,6 +108,7 @@ function Charts({ rows, detail, charts, name }: { rows: Row[]; detail: RunDetail
         title="Bytes per round"
         lines={lines.bytes}
         format={bytes}
+        tick={bytesTick}
         log
         exportPath={`${charts}/bytes`}
         note="All silos together, logarithmic. Dense is FedAvg with float32 vectors; the paper's formula is (96 + 32/m) K bits per silo."
@@ -112,6 +118,7 @@ function Charts({ rows, detail, charts, name }: { rows: Row[]; detail: RunDetail
         title="Bytes in total"
         lines={lines.total}
         format={bytes}
+        tick={bytesTick}
         fromZero
         exportPath={`${charts}/bytes`}
         note="Up and down together, for the silos that proposed."
@@ -121,6 +128,7 @@ function Charts({ rows, detail, charts, name }: { rows: Row[]; detail: RunDetail
         title="Epsilon per round"
         lines={lines.epsilon}
         format={epsilon}
+        tick={numberTick}
         fromZero
         exportPath={`${charts}/epsilon`}
         note={covers + none}
@@ -130,14 +138,19 @@ function Charts({ rows, detail, charts, name }: { rows: Row[]; detail: RunDetail
         title="Epsilon in total"
         lines={lines.epsilonSum}
         format={epsilon}
+        tick={numberTick}
         fromZero
         exportPath={`${charts}/epsilon`}
         marks={cost.budget != null ? [{ at: cost.budget, label: `budget ${epsilon(cost.budget)}` }] : []}
         note={
           <>
             For a silo that proposed in every round.{" "}
-            {cost.budget_ends_in_round != null && (
-              <b>At this cost the budget ends with round {count(cost.budget_ends_in_round)}.</b>
+            {cost.budget != null && cost.total != null && (
+              <b>
+                {cost.total >= cost.budget
+                  ? "The budget is used up."
+                  : cost.budget_ends_in_round != null && `At this cost the budget ends with round ${count(cost.budget_ends_in_round)}.`}
+              </b>
             )}
             {cost.budget == null && "No budget is set."}
             {large}
@@ -183,25 +196,18 @@ function allLines(rows: Row[]): Record<"accuracy" | "loss" | "bytes" | "total" |
 
 function BufferMap({ name, rounds, exportPath }: { name: string; rounds: number; exportPath: string }) {
   const [box, width] = useWidth();
-  const map = useHeatMap(`/runs/${name}/buffers`, width, rounds);
+  const [whole, setWhole] = useState(false);
+  const map = useHeatMap(`/runs/${name}/buffers`, width, rounds, whole);
   return (
     <Card
       title="Buffers"
       exportPath={exportPath}
       note="Distance of each buffer's mean from the update. Suspected: more than twice as far as the median buffer of its round."
     >
-      <div ref={box}>{map ? <HeatMap label="Buffers by round" map={map} marks={BUFFERS} unit="distance" /> : <Loading />}</div>
+      <div ref={box}>
+        <SpanChoice rounds={rounds} width={width} whole={whole} choose={setWhole} />
+        {map ? <HeatMap label="Buffers by round" map={map} marks={BUFFERS} unit="distance" /> : <Loading />}
+      </div>
     </Card>
   );
-}
-
-export function useHeatMap(path: string, width: number, version: number): HeatMapData | null {
-  const [map, setMap] = useState<HeatMapData | null>(null);
-  const columns = Math.max(10, Math.floor((width - 90) / 6));
-  useEffect(() => {
-    if (!width) return;
-    const timer = setTimeout(() => get<HeatMapData>(`${path}?columns=${columns}`).then(setMap, () => undefined), map ? 400 : 0);
-    return () => clearTimeout(timer);
-  }, [path, columns, version, width > 0]);
-  return map;
 }

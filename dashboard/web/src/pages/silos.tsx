@@ -4,10 +4,10 @@ import { type Silo, call, get } from "../api";
 import type { Shared } from "../app";
 import { ago, bytes, day, epsilon, moment } from "../format";
 import { ATTENDANCE, HeatMap } from "../heatmap";
-import { Ask, Card, Empty, Failure, Loading, State, useWidth } from "../parts";
+import { SpanChoice, useHeatMap } from "../heatmap-data";
+import { Ask, Card, Command, Empty, Failure, Loading, State, useWidth } from "../parts";
 import { useRun } from "../run-data";
 import { RunHead } from "../run-head";
-import { useHeatMap } from "./run";
 
 const SOON_SECONDS = 14 * 86400;
 
@@ -16,7 +16,8 @@ export function SilosPage({ name, session, report }: { name: string } & Shared) 
   const [silos, setSilos] = useState<Silo[] | null>(null);
   const [box, width] = useWidth();
   const version = data ? (data.events.at(-1)?.position ?? 0) : 0;
-  const map = useHeatMap(`/runs/${name}/attendance`, width, data?.total ?? 0);
+  const [whole, setWhole] = useState(false);
+  const map = useHeatMap(`/runs/${name}/attendance`, width, data?.total ?? 0, whole);
   const refresh = () => get<{ silos: Silo[] }>(`/runs/${name}/silos`).then((answer) => setSilos(answer.silos), () => undefined);
   useEffect(() => {
     const timer = setTimeout(refresh, silos ? 500 : 0);
@@ -33,12 +34,13 @@ export function SilosPage({ name, session, report }: { name: string } & Shared) 
           {data.rows.length === 0 ? (
             <Empty title={silos?.some((silo) => silo.state === "present") ? "No round has ended yet" : "No silo has joined yet"}>
               <p>
-                Invite a silo with <code>fedrep silo invite NAME</code>; on its machine run <code>fedrep enroll TOKEN</code>, then{" "}
-                <code>fedrep client --config client.toml</code>.
+                Invite a silo with <Command text="fedrep silo invite NAME" />; on its machine run{" "}
+                <Command text="fedrep enroll TOKEN" />, then <Command text="fedrep client --config client.toml" />.
               </p>
             </Empty>
           ) : (
             <Card title="Attendance" exportPath={`/runs/${name}/charts/silos`} wide>
+              <SpanChoice rounds={data.total} width={width} whole={whole} choose={setWhole} />
               {map ? <HeatMap label="Attendance by round" map={map} marks={ATTENDANCE} /> : <Loading />}
             </Card>
           )}

@@ -1,0 +1,109 @@
+"""A real Chromium against the real dashboard. The full suite runs only when asked for: `make test-browser`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from dashboard.app import STATIC
+from tests.dashboard_server import ScriptedRun, ScriptedServer, scripted_run
+from tests.dashboard_site import ADMIN, insecure, serving, settings_for
+
+CHROMIUM = os.environ.get("FEDREP_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+SCREENSHOTS = Path(os.environ.get("FEDREP_SCREENSHOTS", "build/screenshots"))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """`make test` has the smoke test only."""
+    asked = any("browser" in argument for argument in config.args)
+    return True if collection_path.name == "test_pages.py" and not asked else None
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("Chromium is missing: install it (Debian: apt-get install chromium) to run the browser tests.")
+    if not (STATIC / "index.html").exists():
+        pytest.skip("The dashboard's pages are not built: run make web first.")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+class Federation:
+    """The scripted server and the dashboard in front of it."""
+
+    def __init__(self, server: ScriptedServer, run: ScriptedRun, url: str) -> None:
+        self.server = server
+        self.run = run
+        self.url = url
+
+
+@pytest.fixture(scope="module")
+def federation() -> Iterator[Federation]:
+    server = ScriptedServer().start()
+    server.add(scripted_run("digits-mean", aggregator="mean", alpha=0.0, budget=None, state="finished"), 40)
+    server.add(scripted_run("empty", state="waiting"))
+    run = server.add(scripted_run("digits"), 46)
+    with serving(settings_for(server.address), insecure(server.address)) as url:
+        yield Federation(server, run, url)
+    server.die()
+
+
+class Visitor:
+    """A signed-in page that remembers everything that went wrong in it."""
+
+    def __init__(self, page: Page, url: str) -> None:
+        self.page = page
+        self.url = url
+        self.problems: list[str] = []
+        self.foreign: list[str] = []
+        page.on("console", self._heard)
+        page.on("pageerror", lambda error: self.problems.append(str(error)))
+        page.on("request", self._asked)
+
+    def _heard(self, message: object) -> None:
+        kind, text = getattr(message, "type", ""), getattr(message, "text", "")
+        if kind in ("error", "warning"):
+            self.problems.append(f"{kind}: {text}")
+
+    def _asked(self, request: object) -> None:
+        address = str(getattr(request, "url", ""))
+        if not address.startswith((self.url, "data:", "blob:")):
+            self.foreign.append(address)
+
+    def open(self, path: str) -> Page:
+        self.page.goto(self.url + path)
+        self.page.wait_for_selector("h1")
+        return self.page
+
+    def shoot(self, name: str) -> None:
+        SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+        self.page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=True)
+
+
+def visit(chromium: Browser, url: str, *, width: int = 1280, scheme: str = "light", token: str = ADMIN) -> Visitor:
+    context = chromium.new_context(
+        viewport={"width": width, "height": 800},
+        color_scheme="dark" if scheme == "dark" else "light",
+        reduced_motion="reduce",
+    )
+    visitor = Visitor(context.new_page(), url)
+    visitor.page.goto(f"{url}/#token={token}")
+    visitor.page.wait_for_selector("table.runs")
+    return visitor

@@ -1,0 +1,179 @@
+"""Every page at both widths and in both colours, for eyes, keyboards and screen readers; and the server's death and return."""
+
+from __future__ import annotations
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect
+
+from tests.browser.conftest import Federation, visit
+from tests.dashboard_site import VIEWER
+
+PAGES = {
+    "overview": "/",
+    "run": "/runs/digits",
+    "silos": "/runs/digits/silos",
+    "compare": "/compare?run=digits&run=digits-mean",
+    "compare-bytes": "/compare?run=digits&run=digits-mean&by=bytes",
+    "empty": "/runs/empty",
+    "unknown": "/runs/nobody",
+}
+LOOKS = [("light", 1280), ("dark", 1280), ("light", 375), ("dark", 375)]
+
+
+def settled(page: Page) -> None:
+    expect(page.get_by_text("Loading…")).to_have_count(0)
+    expect(page.locator(".live")).to_have_text("● live")
+    page.wait_for_timeout(600)  # heat maps are asked for once their width is known
+
+
+def painted(page: Page) -> list[bool]:
+    """For every large canvas, whether something is drawn on it."""
+    found: list[bool] = page.evaluate(
+        """() => [...document.querySelectorAll('canvas:not(.sample)')].map(c =>
+            c.getContext('2d').getImageData(0, 0, c.width, c.height).data.some(v => v !== 0))"""
+    )
+    return found
+
+
+@pytest.mark.parametrize(("scheme", "width"), LOOKS)
+def test_every_page_shows_its_data_without_an_error_or_a_foreign_request(
+    chromium: Browser, federation: Federation, scheme: str, width: int
+) -> None:
+    visitor = visit(chromium, federation.url, width=width, scheme=scheme)
+    charts = {"overview": 0, "run": 7, "silos": 1, "compare": 4, "compare-bytes": 4, "empty": 0}
+    for name, count in charts.items():
+        page = visitor.open(PAGES[name])
+        settled(page)
+        drawn = painted(page)
+        assert (len(drawn), all(drawn)) == (count, True), name
+        assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, f"{name} scrolls sideways"
+        visitor.shoot(f"{name}-{scheme}-{width}")
+    assert visitor.problems == []
+    assert visitor.foreign == []
+    visitor.page.context.close()
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 375)])
+def test_axe_finds_no_serious_violation(chromium: Browser, federation: Federation, scheme: str, width: int) -> None:
+    visitor = visit(chromium, federation.url, width=width, scheme=scheme)
+    for name in ("overview", "run", "silos", "compare", "empty"):
+        page = visitor.open(PAGES[name])
+        settled(page)
+        found = Axe().run(page).response["violations"]
+        serious = [
+            f"{name}: {v['id']}: {v['help']}: {v['nodes'][0]['html'][:200]}"
+            for v in found
+            if v["impact"] in ("serious", "critical")
+        ]
+        assert serious == []
+    visitor.page.context.close()
+
+
+def test_the_sign_in_page_refuses_a_wrong_token_in_words(chromium: Browser, federation: Federation) -> None:
+    page = chromium.new_page()
+    page.goto(f"{federation.url}/runs/digits")
+    page.get_by_label("Token").fill("a wrong token")
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.get_by_role("alert")).to_contain_text("not known here")
+    assert [v["id"] for v in Axe().run(page).response["violations"] if v["impact"] in ("serious", "critical")] == []
+    page.get_by_label("Token").fill(VIEWER)
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("digits")
+    expect(page.get_by_role("button", name="Pause")).to_have_count(0)
+    page.close()
+
+
+def test_a_new_round_reaches_charts_figures_and_events_without_a_reload(chromium: Browser, federation: Federation) -> None:
+    visitor = visit(chromium, federation.url)
+    page = visitor.open("/runs/digits")
+    settled(page)
+    page.evaluate("window.notReloaded = true")
+    item = federation.server.play_round(federation.run)
+    expect(page.locator(".events")).to_contain_text(f"Round {item.round} ")
+    expect(page.locator(".legend .where").first).to_have_text(f"latest: round {item.round}")
+    expect(page.locator(".waterfall li").first).to_contain_text(str(item.round))
+    expect(page.locator(".heat-axis span").last).to_have_text(str(item.round))
+    assert page.evaluate("window.notReloaded") is True
+    page.context.close()
+
+
+def test_the_servers_death_shows_as_a_banner_and_its_return_clears_it(chromium: Browser, federation: Federation) -> None:
+    visitor = visit(chromium, federation.url)
+    page = visitor.open("/runs/digits")
+    settled(page)
+    known = page.locator(".stat-value").first.text_content()
+    federation.server.die()
+    expect(page.locator(".banner")).to_contain_text("The federation server is unreachable since", timeout=20_000)
+    expect(page.locator(".live")).to_have_text("○ server down")
+    assert page.locator(".stat-value").first.text_content() == known, "the last known figures stay"
+    visitor.shoot("server-down")
+    page.reload()
+    expect(page.locator(".banner")).to_be_visible()
+    expect(page.locator(".plot canvas")).to_have_count(6)
+    federation.server.start()
+    expect(page.locator(".banner")).to_have_count(0, timeout=20_000)
+    item = federation.server.play_round(federation.run)
+    expect(page.locator(".events")).to_contain_text(f"Round {item.round} ", timeout=20_000)
+    assert visitor.problems == []
+    page.context.close()
+
+
+def test_colours_follow_the_system_and_the_button_overrules_it(chromium: Browser, federation: Federation) -> None:
+    page = visit(chromium, federation.url, scheme="dark").page
+    background = "getComputedStyle(document.body).backgroundColor"
+    dark = page.evaluate(background)
+    page.get_by_role("button", name="Colours").click()
+    assert page.evaluate(background) != dark
+    page.reload()
+    page.wait_for_selector("table.runs")
+    assert page.evaluate(background) != dark, "the choice is remembered"
+    page.get_by_role("button", name="Colours").click()
+    assert page.evaluate(background) == dark
+    page.context.close()
+
+
+def test_charts_and_maps_can_be_read_with_the_keyboard_alone(chromium: Browser, federation: Federation) -> None:
+    page = visit(chromium, federation.url).open("/runs/digits")
+    settled(page)
+    page.locator(".plot").first.focus()
+    page.keyboard.press("Home")
+    expect(page.locator(".legend .where").first).to_have_text("round 1")
+    page.keyboard.press("ArrowRight")
+    expect(page.locator(".legend .where").first).to_have_text("round 2")
+    page.locator(".heat canvas").focus()
+    page.keyboard.press("Home")
+    expect(page.locator(".readout")).to_contain_text("buffer 0, round")
+    page.context.close()
+
+
+def test_an_admin_pauses_and_resumes_with_a_reason(chromium: Browser, federation: Federation) -> None:
+    page = visit(chromium, federation.url).open("/runs/digits")
+    page.get_by_role("button", name="Pause").click()
+    page.get_by_label("Reason, shown to everyone").fill("changing a disk")
+    page.get_by_role("dialog").get_by_role("button", name="Pause").click()
+    expect(page.locator(".page-head .state")).to_contain_text("paused")
+    expect(page.locator(".page-head")).to_contain_text("changing a disk")
+    page.get_by_role("button", name="Resume").click()
+    page.get_by_role("dialog").get_by_role("button", name="Resume").click()
+    expect(page.locator(".page-head .state")).to_contain_text("running")
+    page.context.close()
+
+
+def test_an_admin_excludes_and_readmits_a_silo(chromium: Browser, federation: Federation) -> None:
+    page = visit(chromium, federation.url).open("/runs/digits/silos")
+    page.get_by_role("button", name="Exclude silo-05").click()
+    page.get_by_role("dialog").get_by_role("button", name="Exclude").click()
+    expect(page.locator("tr", has_text="silo-05").locator(".state")).to_contain_text("excluded")
+    page.get_by_role("button", name="Readmit silo-05").click()
+    expect(page.locator("tr", has_text="silo-05").locator(".state")).to_contain_text("present")
+    page.context.close()
+
+
+def test_an_unknown_run_and_an_empty_run_say_what_to_do(chromium: Browser, federation: Federation) -> None:
+    visitor = visit(chromium, federation.url)
+    visitor.page.goto(federation.url + PAGES["unknown"])
+    expect(visitor.page.get_by_role("alert")).to_contain_text("There is no run 'nobody'")
+    page = visitor.open("/runs/empty")
+    expect(page.locator(".empty").first).to_contain_text("fedrep client --config client.toml")
+    page.context.close()

@@ -1,0 +1,241 @@
+"""The REST interface against the real Observer contract on a real port."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import time
+from collections.abc import Callable, Iterator
+
+import httpx
+import pytest
+
+from tests.dashboard_server import PARAMETERS, ScriptedServer, scripted_run
+from tests.dashboard_site import ADMIN, VIEWER, insecure, serving, settings_for
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ScriptedServer]:
+    scripted = ScriptedServer().start()
+    scripted.add(scripted_run("plain", alpha=0.0, budget=None, aggregator="mean"), 12)
+    scripted.add(scripted_run("empty", state="waiting"))
+    scripted.add(scripted_run("long", rounds=2500), 2500)
+    scripted.add(scripted_run("digits"), 46)
+    yield scripted
+    scripted.die()
+
+
+@pytest.fixture(scope="module")
+def site(server: ScriptedServer) -> Iterator[str]:
+    with serving(settings_for(server.address, heartbeat_seconds=0.3), insecure(server.address)) as url:
+        yield url
+
+
+@pytest.fixture
+def client(site: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=f"{site}/api/v1", headers={"Authorization": f"Bearer {ADMIN}"}, timeout=30) as http:
+        yield http
+
+
+def until(condition: Callable[[], bool]) -> None:
+    for _ in range(400):
+        if condition():
+            return
+        time.sleep(0.05)
+    raise AssertionError("this did not happen within twenty seconds")
+
+
+def test_all_runs_are_listed_newest_first(client: httpx.Client) -> None:
+    names = [run["name"] for run in client.get("/runs").json()["runs"]]
+    assert names[:4] == ["digits", "long", "empty", "plain"]
+
+
+def test_an_unknown_run_is_a_404_with_a_sentence(client: httpx.Client) -> None:
+    answer = client.get("/runs/nobody")
+    assert answer.status_code == 404
+    assert answer.json() == {"reason": "NOT_FOUND", "detail": "There is no run 'nobody' on this server."}
+
+
+def test_totals_add_up_over_all_rounds(client: httpx.Client) -> None:
+    rows = client.get("/runs/digits/rounds").json()["rows"]
+    assert rows[-1]["bytes_total"] == sum(row["bytes_up"] + row["bytes_down"] for row in rows)
+    assert rows[-1]["epsilon_sum"] == pytest.approx(sum(row["epsilon"] for row in rows))
+    first = rows[0]
+    assert first["dense_bytes"] == 8 * PARAMETERS * first["proposed"]
+    assert first["paper_bytes"] == pytest.approx((96 + 32 / 10) * 480 / 8 * first["proposed"])
+
+
+def test_a_long_run_is_thinned_but_its_totals_are_not(client: httpx.Client) -> None:
+    thin = client.get("/runs/long/rounds", params={"points": 100}).json()
+    assert thin["total"] == 2500
+    assert len(thin["rows"]) <= 125
+    exported = client.get("/runs/long/charts/bytes").json()
+    assert len(exported) == 2500
+    assert thin["rows"][-1]["bytes_total"] == exported[-1]["bytes_total"]
+    worst = min(client.get("/runs/long/charts/accuracy").json(), key=lambda row: row["accuracy"] or 1.0)
+    assert worst["round"] in [row["round"] for row in thin["rows"]], "the thinned chart lost its extreme"
+
+
+def test_without_guarantee_epsilon_is_absent_and_never_a_number(client: httpx.Client) -> None:
+    detail = client.get("/runs/plain").json()
+    assert detail["epsilon"]["total"] is None
+    assert detail["epsilon"]["meaningful"] is False
+    assert all(row["epsilon_sum"] is None for row in client.get("/runs/plain/rounds").json()["rows"])
+
+
+def test_the_budgets_end_is_projected_from_the_last_rounds_cost(client: httpx.Client) -> None:
+    detail = client.get("/runs/digits").json()
+    cost = detail["epsilon"]
+    left = (cost["budget"] - cost["total"]) / cost["per_round"]
+    assert cost["budget_ends_in_round"] == detail["run"]["round"] + int(left)
+    assert "which coordinates a silo proposed" in cost["covers"]
+
+
+def test_buffers_far_from_the_update_are_suspected_and_unopened_ones_discarded(client: httpx.Client) -> None:
+    buffers = client.get("/runs/digits/rounds/11").json()["buffers"]
+    assert [b["number"] for b in buffers if b["mark"] == "discarded"] == [1]
+    attacked = {b["number"] for b in buffers if {"silo-03", "silo-08"} & set(b["members"])} - {1}
+    assert {b["number"] for b in buffers if b["mark"] == "suspected"} == attacked
+
+
+def test_heat_maps_have_one_column_per_round_until_they_must_group(client: httpx.Client) -> None:
+    short = client.get("/runs/digits/attendance").json()
+    assert short["first_round"] == short["last_round"] == list(range(1, 47))
+    assert len(short["rows"]) == 10
+    assert all(len(row) == 46 for row in short["cells"])
+    grouped = client.get("/runs/long/buffers", params={"columns": 50}).json()
+    assert (grouped["first_round"][0], grouped["last_round"][-1], len(grouped["first_round"])) == (1, 2500, 50)
+    latest = client.get("/runs/long/attendance", params={"columns": 50, "last": 50}).json()
+    assert latest["first_round"] == list(range(2451, 2501))
+
+
+def test_a_group_of_rounds_shows_its_worst(client: httpx.Client) -> None:
+    cells = client.get("/runs/long/attendance", params={"columns": 10}).json()["cells"]
+    assert {word for row in cells for word in row} == {"dropped"}
+
+
+@pytest.mark.parametrize("chart", ["accuracy", "loss", "bytes", "epsilon", "health", "phases", "buffers", "silos", "events"])
+def test_every_chart_exports_the_same_table_as_csv_and_json(client: httpx.Client, chart: str) -> None:
+    records = client.get(f"/runs/digits/charts/{chart}").json()
+    answer = client.get(f"/runs/digits/charts/{chart}", params={"format": "csv"})
+    lines = list(csv.DictReader(io.StringIO(answer.text)))
+    assert len(lines) == len(records) > 0
+    assert list(lines[0]) == list(records[0])
+    assert answer.headers["content-disposition"] == f'attachment; filename="digits-{chart}.csv"'
+
+
+def test_runs_are_compared_in_one_table(client: httpx.Client) -> None:
+    query = {"run": ["digits", "plain"]}
+    table = client.get("/compare/accuracy", params=query).json()
+    assert list(table[0]) == ["round", "digits", "plain"]
+    assert table[20]["plain"] is None
+    overlay = client.get("/compare", params=query).json()["runs"]
+    assert [item["run"]["name"] for item in overlay] == ["digits", "plain"]
+
+
+def test_old_events_are_fetched_from_the_server(client: httpx.Client) -> None:
+    newest = client.get("/runs/long/events", params={"limit": 5}).json()
+    assert [e["position"] for e in newest["events"]] == list(range(newest["last_event"] - 4, newest["last_event"] + 1))
+    oldest = client.get("/runs/long/events", params={"limit": 10, "before": 6}).json()["events"]
+    assert [e["position"] for e in oldest] == [1, 2, 3, 4, 5]
+    assert oldest[0]["text"] == "silo-01 joined."
+
+
+def test_silos_are_shown_without_anything_of_their_values(client: httpx.Client) -> None:
+    silo = client.get("/runs/digits/silos").json()["silos"][0]
+    assert silo["name"] == "silo-01"
+    assert not {"accuracy", "loss", "gradient", "values", "distance"} & set(silo)
+
+
+def test_an_admin_pauses_resumes_and_stops_a_run(client: httpx.Client, server: ScriptedServer) -> None:
+    server.add(scripted_run("steered"), 1)
+    assert client.post("/runs/steered/pause", json={"reason": "maintenance"}).json()["state"] == "paused"
+    assert client.get("/runs/steered").json()["run"]["state_reason"] == "maintenance"
+    assert client.post("/runs/steered/resume").json()["state"] == "running"
+    assert client.post("/runs/steered/silos/silo-02/exclude", json={"reason": "x"}).json()["state"] == "excluded"
+    assert client.post("/runs/steered/silos/silo-02/readmit").json()["state"] == "present"
+    assert client.post("/runs/steered/stop", json={"reason": "done"}).json()["state"] == "stopped"
+    refused = client.post("/runs/steered/resume")
+    assert refused.status_code == 409
+    assert "stopped for good" in refused.json()["detail"]
+
+
+def test_a_viewer_looks_but_does_not_steer(site: str, server: ScriptedServer) -> None:
+    with httpx.Client(base_url=f"{site}/api/v1", headers={"Authorization": f"Bearer {VIEWER}"}) as viewer:
+        assert viewer.get("/runs").status_code == 200
+        before = list(server.calls)
+        answer = viewer.post("/runs/digits/stop", json={"reason": "mine"})
+        assert (answer.status_code, answer.json()["reason"]) == (403, "NOT_ALLOWED")
+        assert server.calls == before
+
+
+def events_of(stream: httpx.Response) -> Iterator[dict[str, str]]:
+    found: dict[str, str] = {}
+    for line in stream.iter_lines():
+        if line:
+            key, _, value = line.partition(": ")
+            found[key] = value
+        elif found:
+            yield found
+            found = {}
+
+
+def test_a_round_arrives_live_and_a_broken_stream_resumes_where_it_was(client: httpx.Client, server: ScriptedServer) -> None:
+    run = server.add(scripted_run("live"), 3)
+    position = client.get("/runs/live/rounds").json()["last_event"]
+    with client.stream("GET", "/runs/live/live", params={"after": position}) as stream:
+        server.play_round(run)
+        arrived = next(e for e in events_of(stream) if e["event"] == "round")
+        assert json.loads(arrived["data"])["round"] == 4
+    for _ in range(3):
+        server.play_round(run)
+    headers = {"Last-Event-ID": str(position + 1)}
+    with client.stream("GET", "/runs/live/live", params={"after": 0}, headers=headers) as stream:
+        rounds = []
+        for event in events_of(stream):
+            if event["event"] == "round":
+                rounds.append(json.loads(event["data"])["round"])
+            if len(rounds) == 3:
+                break
+    assert rounds == [5, 6, 7], "resuming repeats nothing and misses nothing"
+
+
+def test_a_stream_that_cannot_resume_asks_the_page_to_load_again(client: httpx.Client) -> None:
+    with client.stream("GET", "/runs/long/live", params={"after": 1}) as stream:
+        assert any(event["event"] == "reset" for event, _ in zip(events_of(stream), range(5), strict=False))
+
+
+def test_a_silent_stream_has_a_heartbeat(client: httpx.Client) -> None:
+    with client.stream("GET", "/runs/empty/live") as stream:
+        assert any(event["event"] == "ping" for event, _ in zip(events_of(stream), range(6), strict=False))
+
+
+def test_a_late_evaluation_changes_its_round(client: httpx.Client, server: ScriptedServer) -> None:
+    run = server.add(scripted_run("evaluated"), 3)
+    assert client.get("/runs/evaluated/rounds").json()["rows"][1]["accuracy"] != 0.5
+    run.rounds[1].accuracy = 0.5
+    server.say(run, "metrics", "Round 2 evaluated.", item=run.rounds[1])
+    until(lambda: client.get("/runs/evaluated/rounds").json()["rows"][1]["accuracy"] == 0.5)
+
+
+def test_while_the_server_is_away_the_last_figures_stay_and_its_return_is_noticed() -> None:
+    scripted = ScriptedServer().start()
+    run = scripted.add(scripted_run("digits"), 5)
+    header = {"Authorization": f"Bearer {VIEWER}"}
+    with (
+        serving(settings_for(scripted.address), insecure(scripted.address)) as url,
+        httpx.Client(base_url=f"{url}/api/v1", headers=header, timeout=30) as http,
+    ):
+        assert http.get("/runs/digits/rounds").json()["total"] == 5
+        scripted.die()
+        until(lambda: not http.get("/status").json()["server"]["reachable"])
+        assert http.get("/runs/digits").json()["run"]["round"] == 5
+        assert http.get("/runs").json()["runs"][0]["name"] == "digits"
+        unknown = http.get("/runs/other")
+        assert (unknown.status_code, unknown.json()["reason"]) == (503, "SERVER_UNREACHABLE")
+        scripted.play_round(run)
+        scripted.start()
+        until(lambda: http.get("/status").json()["server"]["reachable"])
+        until(lambda: http.get("/runs/digits/rounds").json()["total"] == 6)
+    scripted.die()
