@@ -233,6 +233,14 @@ def test_a_round_shows_the_evaluator_and_the_spread_of_the_silos(started: SqlSto
     assert view.clip_rate == pytest.approx(0.006)
 
 
+def test_the_clip_rate_that_moved_the_range_counts_before_later_reports(started: SqlStore) -> None:
+    started.commit_round(a_commit(1, round=a_round(1, clip_rate=0.25)))
+    started.add_metrics("run", 1, "a", "silo", {"clip_rate": 0.75})
+    view = started.round_row("run", 1)
+    assert view is not None
+    assert view.clip_rate == 0.25
+
+
 def test_a_second_report_adds_to_the_first(started: SqlStore) -> None:
     started.commit_round(a_commit(1))
     started.add_metrics("run", 1, "a", "silo", {"loss": 2.0, "accuracy": 0.1})
