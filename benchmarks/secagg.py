@@ -248,7 +248,10 @@ def measure_round(peer: Peer, d: int, silos: int, repeats: int) -> list[Round]:
 
 
 def _traffic(federation: Federation, update: Update) -> tuple[int, int]:
-    """Bytes of one round per silo, as protobuf messages: the mean over the silos."""
+    """Bytes of one round per silo, as protobuf messages: the mean over the silos that took part in every step.
+
+    The round ends as soon as enough holders revealed, so the last silos send less than these.
+    """
     server = federation.round
     header, values = codec.update_to_wire(update)
     assert federation.manifest is not None
@@ -256,11 +259,12 @@ def _traffic(federation: Federation, update: Update) -> tuple[int, int]:
     to_all += codec.survivors_to_wire(server.survivors()).ByteSize()
     to_all += sum(signature.ByteSize() for signature in codec.signatures_to_wire(server.confirmations()))
     up, down = 0, 0
-    for silo in federation.silos.values():
+    complete = [silo for silo in federation.silos.values() if silo.revealed is not None]
+    for silo in complete:
         consensus = server.consensus_for(silo.name)
         up += _sent(silo)
         down += to_all + codec.consensus_to_wire(consensus).ByteSize() + len(consensus.coordinates)
-    return up // len(federation.silos), down // len(federation.silos)
+    return up // len(complete), down // len(complete)
 
 
 def _sent(silo: Silo) -> int:
