@@ -6,9 +6,20 @@ from dataclasses import replace
 
 import pytest
 
-from fedrep.errors import ConflictError, OutOfPhaseError, UnknownSiloError, WrongRoundError
-from fedrep.protocol.manifests import SiloName
-from fedrep.protocol.messages import Confirmation, DeadlinePassed, Outcome, Phase, Proposal, Reveal, Submission
+from fedrep.errors import ConflictError, CryptoError, FedrepError, OutOfPhaseError, UnknownSiloError, WrongRoundError
+from fedrep.protocol.manifests import RunHash, SiloName
+from fedrep.protocol.messages import (
+    Confirmation,
+    DeadlinePassed,
+    Outcome,
+    Phase,
+    Proposal,
+    Reveal,
+    Statement,
+    Submission,
+    statement_message,
+)
+from fedrep.protocol.server_rules import check_statement
 from tests.protocol.federation import Federation
 from tests.protocol.refusal import abort, assert_ignored, assert_refused, message_of
 from tests.protocol.test_propose import proposal_of
@@ -103,3 +114,26 @@ def test_a_skipped_round_accepts_resends_too() -> None:
     assert_ignored(federation.round, sender.proposed.message)
     with pytest.raises(OutOfPhaseError):
         federation.round.consensus_for(sender.name)
+
+
+def test_a_statement_is_taken_from_a_holder_of_this_round_who_signed_it(finished: Federation) -> None:
+    manifest = finished.round.manifest
+    keys = finished.round._keys
+    silo = finished.members[0]
+    signature = silo.signing_key.sign(statement_message(manifest.run, manifest.round, silo.name))
+    honest = Statement(silo.name, manifest.run, manifest.round, signature)
+    check_statement(honest, manifest, keys)
+    other = finished.members[1]
+    stale = silo.signing_key.sign(statement_message(manifest.run, manifest.round - 1, silo.name))
+    forgeries: list[tuple[Statement, type[FedrepError], str]] = [
+        (replace(honest, silo=SiloName("nobody")), UnknownSiloError, "UNKNOWN_SILO"),
+        (replace(honest, run=RunHash(bytes(32))), WrongRoundError, "WRONG_RUN"),
+        (replace(honest, round=manifest.round + 1), WrongRoundError, "WRONG_ROUND"),
+        (replace(honest, silo=other.name), CryptoError, "BAD_SIGNATURE"),
+        (replace(honest, signature=stale), CryptoError, "BAD_SIGNATURE"),
+        (replace(honest, signature=b""), CryptoError, "BAD_SIGNATURE"),
+    ]
+    for forged, error, reason in forgeries:
+        with pytest.raises(FedrepError) as caught:
+            check_statement(forged, manifest, keys)
+        assert (type(caught.value), caught.value.reason) == (error, reason)
