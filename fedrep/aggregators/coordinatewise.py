@@ -143,7 +143,8 @@ def _coordinatewise(prepared: Prepared, plan: Plan) -> Aggregate:
             rows = tile
             if coefficients is not None:  # contiguous also at a chunk's end: numba would compile again for another layout
                 rows = np.matmul(coefficients, tile, out=mixed[: prepared.count * size].reshape(-1, size))
-            if kernels is None or _compiled_span(kernels, rows, 0, size, steps, plan, out[at]) is None:
+            compiled = kernels if coefficients is not None else None
+            if compiled is None or _compiled_span(compiled, rows, 0, size, steps, plan, out[at]) is None:
                 _sort_tile(network, list(rows), scratch[:, :size], plan, out[at])
             squared += _squared_distances(values, at, out[at], scratch[0, :size])
         return squared
@@ -161,12 +162,13 @@ def _compiled_span(
     plan: Plan,
     out: NDArray[np.float32],
 ) -> Doubles | None:
-    """Squared distances per row, or None where a number went beyond float32, which the careful way must then sort out."""
+    """Squared distances per row, or None where a sum went beyond float32, which the careful way must then sort out."""
     sums, squared = np.zeros(len(rows)), np.zeros(len(rows))
     core, middle = (np.array([wires.start, wires.stop]) for wires in (plan.core, plan.middle or plan.core))
     kernels.coordinatewise(rows, first, end, steps, core, plan.edges, middle, out, sums, squared)
-    fine = np.isfinite(sums).all() and np.isfinite(squared).all() and np.isfinite(out[first:end]).all()
-    return squared if fine else None
+    if not (np.isfinite(sums).all() and np.isfinite(out[first:end]).all()):
+        return None
+    return _repaired(squared, rows, slice(first, end), out[first:end])
 
 
 def _sort_tile(network: Sequence[Comparator], rows: list[Values], scratch: Values, plan: Plan, out: NDArray[np.float32]) -> None:
@@ -196,6 +198,11 @@ def _squared_distances(values: Values, at: slice, centre: NDArray[np.float32], s
         for row in range(len(values)):
             difference = np.subtract(values[row, at], centre, out=scratch)
             squared[row] = np.dot(difference, difference)
+    return _repaired(squared, values, at, centre)
+
+
+def _repaired(squared: Doubles, values: Values, at: slice, centre: NDArray[np.float32]) -> Doubles:
+    """Squares beyond float32, as a far outlier gives them, once more in float64."""
     for row in np.flatnonzero(~np.isfinite(squared)).tolist():
         wide = values[row, at].astype(np.float64) - centre
         squared[row] = np.dot(wide, wide)

@@ -195,3 +195,13 @@ def test_krum_below_its_guarantee_runs_with_a_warning_that_the_result_keeps() ->
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         aggregate("krum", rows(n=9))
+
+
+@pytest.mark.parametrize("name", ["median", "trimmed_mean", "meamed"])
+def test_distances_to_a_far_outlier_do_not_overflow(name: str, way: str) -> None:
+    vectors = rows()
+    vectors[2] = 1e25
+    result = aggregate(name, vectors)
+    assert result.distances is not None
+    np.testing.assert_allclose(result.distances[2], 1e25 * np.sqrt(300), rtol=1e-5)
+    assert result.distances[[0, 1, 3]].max() < 100
