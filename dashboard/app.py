@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.routing import compile_path
 
-from dashboard import actions, api, schema
+from dashboard import actions, api, creation, schema
 from dashboard.auth import Gate
 from dashboard.connection import Connection, connection_from
 from dashboard.feed import Feeds
@@ -75,6 +75,7 @@ def create_app(settings: DashboardSettings, connection: Connection | None = None
     app.include_router(api.session_router)
     app.include_router(api.router)
     app.include_router(actions.router)
+    app.include_router(creation.router)
     _add_probes(app, observer)
     _add_errors(app)
     _add_pages(app)

@@ -6,6 +6,7 @@ It holds runs in memory, plays rounds on demand, and can die and come back on th
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import random
 import threading
@@ -16,8 +17,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+import numpy as np
+from safetensors.numpy import save
 
 from fedrep import privacy
+from fedrep.protocol.model_state import model_hash
 from fedrep.protocol.preflight import preflight
 from fedrep.wire import codec
 from fedrep.wire.v1 import federation_pb2 as fed
@@ -27,7 +31,9 @@ from fedrep.wire.v1 import observer_pb2_grpc
 PARAMETERS = 9610
 COORDINATES = 480
 START = time.time() - 1800.0
-MODEL = b"{}".ljust(64)
+VECTOR = np.linspace(-1, 1, PARAMETERS, dtype=np.float32)
+LAYOUT = [["out.weight", [PARAMETERS - 10]], ["bias", [10]]]  # not in alphabetical order, as safetensors would keep them
+MODEL = save({"out.weight": VECTOR[:-10], "bias": VECTOR[-10:]}, {"fedrep.order": json.dumps([name for name, _ in LAYOUT])})
 ATTACKERS = ("silo-03", "silo-08")
 
 
@@ -67,8 +73,8 @@ def scripted_run(
         summary=summary,
         manifest=fed.SignedRunManifest(manifest=manifest, admin="alice"),
         dense_bytes_per_silo_round=8 * PARAMETERS,
-        options=pb.RunOptions(evaluation_interval=1, keep_models=5),
-        models=[pb.ModelVersion(version=0, model_hash=b"\1" * 32, size=4 * PARAMETERS)],
+        options=pb.RunOptions(evaluation_interval=1, keep_models=5, layout=json.dumps(LAYOUT)),
+        models=[pb.ModelVersion(version=0, model_hash=model_hash(VECTOR), size=4 * PARAMETERS)],
     )
     for silo in names:
         status = answer.silos.add(name=silo, state="present", last_seen=START, software_version="0.1.0")

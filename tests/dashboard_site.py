@@ -7,6 +7,9 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import grpc
 import uvicorn
@@ -15,6 +18,8 @@ from pydantic import SecretStr
 from dashboard.app import create_app
 from dashboard.connection import Connection
 from dashboard.settings import DashboardSettings
+from services.identity.authority import CertificateAuthority, issue_credentials
+from services.identity.names import Identity, Role
 from tests.dashboard_server import ScriptedServer, scripted_run
 
 ADMIN = "an-admin-token-of-the-tests"
@@ -24,6 +29,13 @@ VIEWER = "a-viewer-token-of-the-tests"
 def insecure(address: str, may_act: bool = True) -> Connection:
     options = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 300)]
     return Connection(lambda: grpc.aio.insecure_channel(address, options), may_act)
+
+
+def as_admin(address: str, folder: Path) -> Connection:
+    """The same, with a real admin certificate that signs the manifests of new runs."""
+    authority = CertificateAuthority.create(folder / "ca", "tests", "a passphrase for tests")
+    credentials = issue_credentials(authority, folder / "admin", Identity("dashboard", Role.ADMIN, "tests"))
+    return replace(insecure(address), credentials=credentials)
 
 
 def settings_for(address: str, **changes: object) -> DashboardSettings:
@@ -65,7 +77,10 @@ def main() -> None:
     server.add(scripted_run("digits-mean", aggregator="mean", alpha=0.0, budget=None, state="finished"), 40)
     server.add(scripted_run("empty", state="waiting"))
     live = server.add(scripted_run("digits"), 60)
-    with serving(settings_for(server.address), insecure(server.address), arguments.port) as url:
+    with (
+        TemporaryDirectory() as folder,
+        serving(settings_for(server.address), as_admin(server.address, Path(folder)), arguments.port) as url,
+    ):
         print(f"{url}/#token={ADMIN}", flush=True)  # noqa: T201
         while True:
             time.sleep(arguments.seconds)

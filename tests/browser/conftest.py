@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from dashboard.app import STATIC
 from tests.dashboard_server import ScriptedRun, ScriptedServer, scripted_run
-from tests.dashboard_site import ADMIN, insecure, serving, settings_for
+from tests.dashboard_site import ADMIN, as_admin, serving, settings_for
 
 CHROMIUM = os.environ.get("FEDREP_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS = [
@@ -55,12 +55,12 @@ class Federation:
 
 
 @pytest.fixture(scope="module")
-def federation() -> Iterator[Federation]:
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
     server = ScriptedServer().start()
     server.add(scripted_run("digits-mean", aggregator="mean", alpha=0.0, budget=None, state="finished"), 40)
     server.add(scripted_run("empty", state="waiting"))
     run = server.add(scripted_run("digits"), 46)
-    with serving(settings_for(server.address), insecure(server.address)) as url:
+    with serving(settings_for(server.address), as_admin(server.address, tmp_path_factory.mktemp("identity"))) as url:
         yield Federation(server, run, url)
     server.die()
 

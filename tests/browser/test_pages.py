@@ -16,6 +16,7 @@ PAGES = {
     "compare": "/compare?run=digits&run=digits-mean",
     "compare-bytes": "/compare?run=digits&run=digits-mean&by=bytes",
     "empty": "/runs/empty",
+    "new": "/new",
     "unknown": "/runs/nobody",
 }
 LOOKS = [("light", 1280), ("dark", 1280), ("light", 375), ("dark", 375)]
@@ -41,7 +42,7 @@ def test_every_page_shows_its_data_without_an_error_or_a_foreign_request(
     chromium: Browser, federation: Federation, scheme: str, width: int
 ) -> None:
     visitor = visit(chromium, federation.url, width=width, scheme=scheme)
-    charts = {"overview": 0, "run": 7, "silos": 1, "compare": 4, "compare-bytes": 4, "empty": 0}
+    charts = {"overview": 0, "run": 7, "silos": 1, "compare": 4, "compare-bytes": 4, "empty": 0, "new": 0}
     for name, count in charts.items():
         page = visitor.open(PAGES[name])
         settled(page)
@@ -57,7 +58,7 @@ def test_every_page_shows_its_data_without_an_error_or_a_foreign_request(
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 375)])
 def test_axe_finds_no_serious_violation(chromium: Browser, federation: Federation, scheme: str, width: int) -> None:
     visitor = visit(chromium, federation.url, width=width, scheme=scheme)
-    for name in ("overview", "run", "silos", "compare", "empty"):
+    for name in ("overview", "run", "silos", "compare", "empty", "new"):
         page = visitor.open(PAGES[name])
         settled(page)
         found = Axe().run(page).response["violations"]
@@ -167,6 +168,23 @@ def test_an_admin_excludes_and_readmits_a_silo(chromium: Browser, federation: Fe
     expect(page.locator("tr", has_text="silo-05").locator(".state")).to_contain_text("excluded")
     page.get_by_role("button", name="Readmit silo-05").click()
     expect(page.locator("tr", has_text="silo-05").locator(".state")).to_contain_text("present")
+    page.context.close()
+
+
+def test_a_run_is_created_from_the_form_once_the_preflight_is_content(chromium: Browser, federation: Federation) -> None:
+    page = visit(chromium, federation.url).open("/new")
+    button = page.get_by_role("button", name="Sign and create")
+    expect(button).to_be_disabled()
+    page.get_by_label("Name").fill("from-form")
+    expect(page.locator(".fine")).to_be_visible()
+    page.get_by_label("Byzantine silos at most").fill("4")
+    expect(page.locator(".problems")).to_contain_text("lower f")
+    expect(button).to_be_disabled()
+    page.get_by_label("Byzantine silos at most").fill("2")
+    expect(button).to_be_enabled()
+    button.click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("from-form")
+    expect(page.locator(".empty").first).to_contain_text("fedrep client --config client.toml")
     page.context.close()
 
 

@@ -7,12 +7,19 @@ import io
 import json
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.dashboard_server import PARAMETERS, ScriptedServer, scripted_run
-from tests.dashboard_site import ADMIN, VIEWER, insecure, serving, settings_for
+from fedrep.protocol.manifests import run_manifest_message
+from fedrep.protocol.model_state import model_hash
+from fedrep.wire import codec
+from services.identity.names import Role
+from tests.dashboard_server import MODEL, PARAMETERS, VECTOR, ScriptedServer, scripted_run
+from tests.dashboard_site import ADMIN, VIEWER, as_admin, insecure, serving, settings_for
+
+DRY = {"created": False, "hash": "", "problems": []}
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +166,44 @@ def test_an_admin_pauses_resumes_and_stops_a_run(client: httpx.Client, server: S
     refused = client.post("/runs/steered/resume")
     assert refused.status_code == 409
     assert "stopped for good" in refused.json()["detail"]
+
+
+def test_a_run_is_created_signed_and_with_the_kept_model(server: ScriptedServer, tmp_path: Path) -> None:
+    connection = as_admin(server.address, tmp_path)
+    header = {"Authorization": f"Bearer {ADMIN}"}
+    config = {"name": "fresh", "silos": [f"silo-{i:02}" for i in range(1, 11)], "byzantine_count": 2}
+    body = {"config": config, "model": {"run": "digits", "version": 0}}
+    with (
+        serving(settings_for(server.address), connection) as url,
+        httpx.Client(base_url=f"{url}/api/v1", headers=header, timeout=30) as http,
+    ):
+        assert http.get("/session").json()["may_create"] is True
+        bad = http.post("/runs", json=body | {"config": config | {"byzantine_count": 5, "buffer_size": 9}})
+        assert bad.json()["created"] is False
+        assert len(bad.json()["problems"]) > 1, "all problems at once"
+        assert http.post("/runs", json=body | {"dry_run": True}).json() | {"hash": ""} == DRY
+        assert server.created == []
+        assert http.post("/runs", json=body).json()["created"] is True
+        assert http.post("/runs", json=body | {"model": {"run": "digits", "version": 7}}).status_code == 404
+    (sent, received) = server.created[0]
+    assert received == VECTOR.tobytes()
+    signed = codec.signed_run_from_wire(sent.manifest)
+    assert signed.manifest.model_hash == model_hash(VECTOR)
+    assert connection.credentials is not None
+    key = connection.credentials.trust_store().verify(signed.certificate, roles=[Role.ADMIN]).verify_key
+    key.verify(signed.signature, run_manifest_message(signed.manifest))
+
+
+def test_a_dashboard_without_an_admin_key_creates_nothing(client: httpx.Client) -> None:
+    body = {"config": {"name": "fresh", "silos": ["a", "b"]}, "model": {"run": "digits", "version": 0}}
+    answer = client.post("/runs", json=body)
+    assert (answer.status_code, answer.json()["reason"]) == (403, "NOT_ALLOWED")
+
+
+def test_a_kept_model_is_downloaded_whole(client: httpx.Client) -> None:
+    answer = client.get("/runs/digits/models/0")
+    assert answer.content == MODEL
+    assert client.get("/runs/digits/models/9").status_code == 404
 
 
 def test_a_viewer_looks_but_does_not_steer(site: str, server: ScriptedServer) -> None:
