@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import grpc
 import structlog
@@ -15,10 +16,10 @@ from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import start_http_server
 
-from fedrep.errors import SettingsError
+from fedrep.errors import SettingsError, StoreUnavailableError
 from fedrep.wire.v1 import federation_pb2, federation_pb2_grpc, observer_pb2, observer_pb2_grpc
-from services.identity.certificates import REVOCATIONS_FILE, Credentials, Role
-from services.identity.peer import follow_revocations, refresh_revocations, revocations_from_file
+from services.identity.certificates import REVOCATIONS_FILE, Credentials, Role, TrustStore
+from services.identity.peer import RevocationSource, follow_revocations, refresh_revocations, revocations_from_file
 from services.identity.upkeep import tend_credentials
 from services.runtime.files import lock_folder
 from services.runtime.tls import server_credentials, server_options
@@ -27,13 +28,15 @@ from services.server.config import ServerSettings
 from services.server.coordinator import Coordinator
 from services.server.interceptor import Gate
 from services.server.metrics import ServerMetrics
-from services.server.model_store import FolderModelStore, ModelStore
+from services.server.model_store import open_model_store
 from services.server.observer import ObserverServicer
 from services.server.servicer import FederationServicer
 from services.server.store import Retention, open_store
+from services.server.telemetry import Telemetry
 
 log = structlog.get_logger(__name__)
 
+DRAIN_SECONDS = 2.0
 SERVICES = (
     federation_pb2.DESCRIPTOR.services_by_name["FederationService"].full_name,
     observer_pb2.DESCRIPTOR.services_by_name["ObserverService"].full_name,
@@ -42,67 +45,100 @@ SERVICES = (
 
 @dataclass
 class RunningServer:
-    """A started server; `port` is the real one when 0 was asked for."""
+    """A started server; the ports are the real ones where 0 was asked for."""
 
     port: int
     health_port: int | None
+    metrics_port: int | None
     coordinator: Coordinator
     stop: Callable[[], Awaitable[None]]
 
 
 async def start(settings: ServerSettings) -> RunningServer:
-    """Everything is checked before the first port opens; each failure is one sentence."""
-    credentials = Credentials.load(settings.credentials)
+    """Everything is checked before the first port opens; each failure is one sentence, and leaves nothing running."""
+    async with AsyncExitStack() as stack:
+        credentials, trust, revocations = await _identity(settings)
+        coordinator = await _coordinator(settings, credentials, stack)
+        server = grpc.aio.server(interceptors=[Gate(trust, coordinator)], options=server_options())
+        health = _add_services(server, coordinator)
+        secure = server_credentials(lambda: Credentials.load(settings.credentials).key_pair, credentials.root)
+        port = _bind(lambda: server.add_secure_port(f"{settings.host}:{settings.port}", secure), settings.host, settings.port)
+        stack.push_async_callback(server.stop, DRAIN_SECONDS)
+        health_port = await _serve_probes(settings, health, stack)
+        metrics_port = _serve_metrics(settings, coordinator, stack)
+        await server.start()
+        stack.push_async_callback(coordinator.shut_down)
+        for work in (
+            follow_revocations(trust, revocations),
+            tend_credentials(settings.credentials),
+            watch_for_trouble(coordinator),
+        ):
+            stack.callback(asyncio.create_task(work).cancel)
+        for name in ("", *SERVICES):
+            await health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        stack.push_async_callback(health.enter_graceful_shutdown)
+        log.info("serving", port=port, health_port=health_port, metrics_port=metrics_port, runs=len(coordinator.drivers))
+        started = stack.pop_all()
+
+    async def stop() -> None:
+        """In the opposite order: health says so first, rounds end, calls drain, the database closes last."""
+        await started.aclose()
+        log.info("stopped")
+
+    return RunningServer(port, health_port, metrics_port, coordinator, stop)
+
+
+async def _identity(settings: ServerSettings) -> tuple[Credentials, TrustStore, RevocationSource]:
+    credentials = _server_credentials(settings)
     trust = credentials.trust_store()
     crl = settings.revocations or settings.credentials / REVOCATIONS_FILE
     await refresh_revocations(trust, revocations_from_file(crl))
-    settings.data.mkdir(parents=True, exist_ok=True)
+    return credentials, trust, revocations_from_file(crl)
+
+
+def _server_credentials(settings: ServerSettings) -> Credentials:
+    try:
+        credentials = Credentials.load(settings.credentials)
+    except SettingsError as error:
+        if error.reason != "NOT_ENROLLED":
+            raise
+        raise SettingsError(
+            f"There is no server certificate in {settings.credentials}. Where the federation's certificate authority lives, say "
+            "`fedrep silo invite NAME --role server --dns HOST`, and here `fedrep enroll TOKEN --folder "
+            f"{settings.credentials}`; or point `credentials` to the folder that holds one.",
+            reason="NOT_ENROLLED",
+        ) from error
+    credentials.trust_store().verify(credentials.chain, roles=(Role.SERVER,))
+    return credentials
+
+
+async def _coordinator(settings: ServerSettings, credentials: Credentials, stack: AsyncExitStack) -> Coordinator:
+    _make_folder(settings.data)
     store = await asyncio.to_thread(open_store, settings.database_url, Retention(update_payloads=settings.retention.updates))
-    metrics = ServerMetrics()
-    coordinator = Coordinator(settings, store, _model_store(settings), credentials, metrics)
+    stack.push_async_callback(asyncio.to_thread, store.close)
+    models = open_model_store(settings.models, settings.data / "models", store.database)
+    telemetry = Telemetry.to_endpoint(settings.telemetry) if settings.telemetry else None
+    if telemetry is not None:
+        stack.push_async_callback(asyncio.to_thread, telemetry.close)
+    coordinator = Coordinator(settings, store, models, credentials, ServerMetrics(), telemetry)
     coordinator.watchers.attach()
     await coordinator.resume_runs()
+    return coordinator
 
-    server = grpc.aio.server(interceptors=[Gate(trust, coordinator)], options=server_options())
+
+def _add_services(server: grpc.aio.Server, coordinator: Coordinator) -> HealthServicer:
     federation_pb2_grpc.add_FederationServiceServicer_to_server(FederationServicer(coordinator), server)  # type: ignore[no-untyped-call]
     observer_pb2_grpc.add_ObserverServiceServicer_to_server(ObserverServicer(coordinator), server)  # type: ignore[no-untyped-call]
     health = HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     reflection.enable_server_reflection((*SERVICES, reflection.SERVICE_NAME), server)
-    secure = server_credentials(lambda: Credentials.load(settings.credentials).key_pair, credentials.root)
-    port = _bind(lambda: server.add_secure_port(f"{settings.host}:{settings.port}", secure), settings.host, settings.port)
-    probes, health_port = await _probe_server(settings, health)
-    await server.start()
-    metrics_port = settings.metrics_port
-    if metrics_port is not None:
-        _bind(lambda: start_http_server(metrics_port, settings.host, metrics.registry), settings.host, metrics_port)
-    for name in ("", *SERVICES):
-        await health.set(name, health_pb2.HealthCheckResponse.SERVING)
-    following = asyncio.create_task(follow_revocations(trust, revocations_from_file(crl)))
-    tending = asyncio.create_task(tend_credentials(settings.credentials))
-    watching = asyncio.create_task(watch_for_trouble(coordinator))
-    log.info("serving", port=port, health_port=health_port, runs=len(coordinator.drivers))
-
-    async def stop() -> None:
-        await health.enter_graceful_shutdown()
-        following.cancel()
-        tending.cancel()
-        watching.cancel()
-        await coordinator.shut_down()
-        await server.stop(grace=2.0)
-        if probes is not None:
-            await probes.stop(grace=0)
-        await asyncio.to_thread(store.close)
-        log.info("stopped")
-
-    return RunningServer(port, health_port, coordinator, stop)
+    return health
 
 
 def check_settings(settings: ServerSettings) -> dict[str, str]:
     """What a start would find, without opening a port."""
-    credentials = Credentials.load(settings.credentials)
-    credentials.trust_store().verify(credentials.chain, roles=(Role.SERVER,))
-    settings.data.mkdir(parents=True, exist_ok=True)
+    credentials = _server_credentials(settings)
+    _make_folder(settings.data)
     store = open_store(settings.database_url)
     try:
         runs = len(store.runs())
@@ -118,7 +154,7 @@ def check_settings(settings: ServerSettings) -> dict[str, str]:
 
 async def serve(settings: ServerSettings, started: Callable[[RunningServer], None] | None = None) -> None:
     """Runs until SIGTERM or SIGINT."""
-    settings.data.mkdir(parents=True, exist_ok=True)
+    _make_folder(settings.data)
     with lock_folder(settings.data):
         running = await start(settings)
         if started is not None:
@@ -131,28 +167,45 @@ async def serve(settings: ServerSettings, started: Callable[[RunningServer], Non
         await running.stop()
 
 
-async def _probe_server(settings: ServerSettings, health: HealthServicer) -> tuple[grpc.aio.Server | None, int | None]:
+async def _serve_probes(settings: ServerSettings, health: HealthServicer, stack: AsyncExitStack) -> int | None:
     """Kubernetes probes cannot speak mTLS: health, and nothing else, also on a plaintext port."""
     if settings.health_port is None:
-        return None, None
-    probes = grpc.aio.server()
+        return None
+    probes = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     health_pb2_grpc.add_HealthServicer_to_server(health, probes)
     port = _bind(lambda: probes.add_insecure_port(f"{settings.host}:{settings.health_port}"), settings.host, settings.health_port)
     await probes.start()
-    return probes, port
+    stack.push_async_callback(probes.stop, 0)
+    return port
 
 
-def _model_store(settings: ServerSettings) -> ModelStore:
-    return FolderModelStore(settings.data / "models")
+def _serve_metrics(settings: ServerSettings, coordinator: Coordinator, stack: AsyncExitStack) -> int | None:
+    wanted = settings.metrics_port
+    if wanted is None:
+        return None
+
+    def listen() -> int:
+        listening, _ = start_http_server(wanted, settings.host, coordinator.metrics.registry)
+        stack.callback(listening.server_close)
+        stack.callback(listening.shutdown)
+        return listening.server_port
+
+    return _bind(listen, settings.host, wanted)
 
 
-def _bind(bind: Callable[[], object], host: str, port: int) -> int:
+def _make_folder(folder: Path) -> None:
     try:
-        bound = bind()
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreUnavailableError(f"The data folder {folder} cannot be created: {error.strerror}.") from error
+
+
+def _bind(bind: Callable[[], int], host: str, port: int) -> int:
+    try:
+        return bind()
     except (RuntimeError, OSError) as error:
         raise SettingsError(
             f"cannot listen on {host}:{port}; another program uses the port, or the address is not this machine's. "
             "Choose another in the server's settings",
             reason="PORT_IN_USE",
         ) from error
-    return bound if isinstance(bound, int) else port

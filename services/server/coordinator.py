@@ -20,7 +20,7 @@ from fedrep.wire import codec
 from fedrep.wire.v1 import federation_pb2 as pb
 from fedrep.wire.v1 import observer_pb2 as observer
 from services.identity.certificates import Credentials, PeerCertificate
-from services.server.closing import RunState
+from services.server.closing import ClosedRound, RunState
 from services.server.config import ServerSettings
 from services.server.interceptor import concerns_run
 from services.server.journal import FLOAT_BYTES, Journal
@@ -29,6 +29,7 @@ from services.server.model_store import ModelStore, StoredModel
 from services.server.permissions import FEDERATION
 from services.server.run_driver import RunDriver, quiet_after_restart
 from services.server.store import NewEvent, NewModel, Progress, Store, StoredRun, attendance_from_json, attendance_to_json
+from services.server.telemetry import Telemetry
 from services.server.watchers import Watchers
 
 log = structlog.get_logger(__name__)
@@ -36,18 +37,26 @@ log = structlog.get_logger(__name__)
 
 class Coordinator:
     def __init__(
-        self, settings: ServerSettings, store: Store, models: ModelStore, credentials: Credentials, metrics: ServerMetrics
+        self,
+        settings: ServerSettings,
+        store: Store,
+        models: ModelStore,
+        credentials: Credentials,
+        metrics: ServerMetrics,
+        telemetry: Telemetry | None = None,
     ) -> None:
         self.settings = settings
         self.store = store
         self.models = models
         self.metrics = metrics
+        self.telemetry = telemetry
         self.watchers = Watchers()
         self.server_certificate = credentials.chain
         self._signing_key = credentials.signing_key
         self._drivers: dict[str, RunDriver] = {}
         self._by_hash: dict[bytes, RunDriver] = {}
         self._certificates: dict[bytes, bytes] = {}
+        self._reported: dict[tuple[str, str], pb.ReportMetricsRequest] = {}
         self._creating = asyncio.Lock()
 
     @property
@@ -56,7 +65,7 @@ class Coordinator:
 
     async def resume_runs(self) -> None:
         """After a start: every run that is not over goes on from its last applied round."""
-        for stored in await asyncio.to_thread(self.store.runs):
+        for stored in reversed(await asyncio.to_thread(self.store.runs)):
             driver = await asyncio.to_thread(self._restored, stored)
             self._add(driver)
             log.info("run_resumed", run=stored.name, state=driver.state.value, last_round=driver.last_round)
@@ -66,6 +75,7 @@ class Coordinator:
         options = observer.RunOptions.FromString(stored.options)
         progress = stored.progress
         kept = self.models.get(stored.name, progress.model_version)
+        self.models.prune(stored.name, {row.version for row in self.store.models(stored.name)} | {progress.model_version})
         model = ServerModel(ModelState(kept.vector, kept.version, kept.hash, kept.chain), kept.residual)
         attendance = quiet_after_restart(attendance_from_json(progress.attendance))
         clip_range = ClipRange(progress.clip_range, progress.clip_quiet)
@@ -76,23 +86,23 @@ class Coordinator:
             last = stored.open_round
         return self._driver(signed, journal, model, attendance, clip_range, RunState(stored.state), stored.reason, last)
 
-    async def create_run(
-        self, signed: SignedRunManifest, options: observer.RunOptions, admin: PeerCertificate, vector: bytes | None
-    ) -> list[str]:
-        """Problems, if any; without a vector it is a rehearsal and nothing is created."""
-        _check_admin(signed, admin)
-        problems = preflight(signed.manifest)
-        if problems or vector is None:
-            return problems
-        model = _initial_model(signed, vector)
+    async def create_run(self, signed: SignedRunManifest, options: observer.RunOptions, vector: bytes) -> None:
+        """After a rehearsal that found nothing."""
+        model = await asyncio.to_thread(_initial_model, signed, vector)
         async with self._creating:
             if signed.manifest.name in self._drivers:
-                raise ConflictError(f"there is already a run named {signed.manifest.name!r}; choose another name")
+                raise _name_taken(signed.manifest.name)
             driver = await asyncio.to_thread(self._created, signed, options, model)
             self._add(driver)
         self.watchers.changed(signed.manifest.name)
         log.info("run_created", run=signed.manifest.name, admin=signed.admin)
-        return []
+
+    def rehearse(self, signed: SignedRunManifest, admin: PeerCertificate) -> list[str]:
+        """Problems, if any: everything that can be said before the model arrives. Nothing is created."""
+        _check_admin(signed, admin)
+        if signed.manifest.name in self._drivers:
+            raise _name_taken(signed.manifest.name)
+        return preflight(signed.manifest)
 
     def _created(self, signed: SignedRunManifest, options: observer.RunOptions, model: ServerModel) -> RunDriver:
         manifest, state, seed = signed.manifest, model.state, secrets.token_bytes(32)
@@ -152,7 +162,7 @@ class Coordinator:
             attendance=attendance,
             clip_range=clip_range,
             last_round=last_round,
-            on_closed=self.metrics.round_ended,
+            on_closed=self._round_ended,
         )
 
     def _add(self, driver: RunDriver) -> None:
@@ -162,9 +172,16 @@ class Coordinator:
     async def shut_down(self) -> None:
         await asyncio.gather(*(driver.shut_down(self.settings.grace_seconds) for driver in self.drivers))
 
+    def _round_ended(self, run: str, closed: ClosedRound) -> None:
+        self.metrics.round_ended(run, closed)
+        if self.telemetry is not None:
+            self.telemetry.round_ended(run, closed)
+
     def called(self, method: str, caller: str, run: str, code: str, seconds: float, up: int, down: int) -> None:
         """Told by the gate about every finished call."""
         self.metrics.called(method, caller, code, seconds, up, down)
+        if self.telemetry is not None:
+            self.telemetry.called(method, caller, run, code, seconds)
         driver = self._drivers.get(run)
         if driver is not None and method.startswith(FEDERATION):
             driver.traffic.add(caller, up, down)
@@ -204,13 +221,18 @@ class Coordinator:
 
     async def report(self, driver: RunDriver, peer: PeerCertificate, request: pb.ReportMetricsRequest) -> None:
         """A silo's or the evaluator's own figures. Absent fields stay absent."""
-        if request.round > driver.last_round + 1:
+        newest = driver.open.number if driver.open is not None else driver.last_round
+        if request.round > newest:
             raise InvalidInputError(f"round {request.round} has not started; nothing can be reported about it")
+        reporter = (driver.manifest.name, peer.identity.name)
+        if self._reported.get(reporter) == request:
+            return  # the answer was lost; an event for it stands in the log already
         metrics = {field.name: value for field, value in request.ListFields() if field.name not in ("run", "round")}
         if request.HasField("clip_rate"):
             driver.report_clip_rate(peer.identity.name, request.round, request.clip_rate)
         name, role = driver.manifest.name, peer.identity.role.value
         await asyncio.to_thread(self.store.add_metrics, name, request.round, peer.identity.name, role, metrics)
+        self._reported[reporter] = request
         if request.problem:
             await driver.note("problem", f"{peer.identity.name}: {request.problem}", peer.identity.name, request.round, "warning")
         elif role == "evaluator":
@@ -227,9 +249,15 @@ class Coordinator:
     async def roll_back(self, driver: RunDriver, version: int) -> None:
         """The old parameters become a new version, so that versions only go up; the downlink residual starts at zero."""
         kept = await asyncio.to_thread(driver.journal.model, version)
-        current = driver.model.state
-        restored = ServerModel(current.succeeded_by(kept.vector), np.zeros_like(kept.vector))
-        await driver.replace_model(restored, f"rolled back to the parameters of version {version}")
+
+        def successor(current: ServerModel) -> ServerModel:
+            return ServerModel(current.state.succeeded_by(kept.vector), np.zeros_like(kept.vector))
+
+        await driver.replace_model(successor, f"rolled back to the parameters of version {version}")
+
+
+def _name_taken(name: str) -> ConflictError:
+    return ConflictError(f"there is already a run named {name!r} here; choose another name", reason="NAME_TAKEN")
 
 
 def _check_admin(signed: SignedRunManifest, admin: PeerCertificate) -> None:

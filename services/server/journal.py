@@ -6,7 +6,7 @@ The model file is written first and the transaction second, so that a crash betw
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fedrep.errors import NotFoundError
@@ -41,7 +41,7 @@ class Journal:
     keep_models: int
     changed: Listener
 
-    def commit(self, closed: ClosedRound) -> None:
+    def commit(self, closed: ClosedRound, notes: Sequence[NewEvent] = ()) -> None:
         """All of a round or nothing."""
         update, state = closed.update, closed.model.state
         model = None
@@ -49,7 +49,7 @@ class Journal:
             self.models.put(self.name, state.version, state.vector, closed.model.residual, state.hash, state.chain)
             model = NewModel(state.version, state.hash, state.chain, FLOAT_BYTES * state.vector.size)
         progress = self.progress(update.round, closed.model, closed.attendance, closed.clip_range)
-        events = (_event(update),)
+        events = (*notes, _event(update))
         self._commit(RoundCommit(self.name, closed.row, progress, _stored(update), model, closed.traffic, closed.ledger, events))
         for version in self.store.retire_models(self.name, self.keep_models):
             self.models.delete(self.name, version)
@@ -78,14 +78,15 @@ class Journal:
             self.buffer_seed,
         )
 
-    def save_progress(self, progress: Progress) -> None:
-        self.store.save_progress(self.name, progress)
+    def save_progress(self, progress: Progress, events: Sequence[NewEvent]) -> None:
+        self.store.save_progress(self.name, progress, None, events)
+        self.changed(self.name)
 
-    def save_model(self, model: ServerModel, progress: Progress) -> None:
+    def save_model(self, model: ServerModel, progress: Progress, events: Sequence[NewEvent]) -> None:
         state = model.state
         self.models.put(self.name, state.version, state.vector, model.residual, state.hash, state.chain)
         row = NewModel(state.version, state.hash, state.chain, FLOAT_BYTES * state.vector.size)
-        self.store.save_progress(self.name, progress, row)
+        self.store.save_progress(self.name, progress, row, events)
         self.changed(self.name)
 
     def update(self, number: int) -> Update:
@@ -102,7 +103,10 @@ class Journal:
     def model(self, version: int) -> StoredModel:
         return self.models.get(self.name, version)
 
-    def note_open_round(self, number: int) -> None:
+    def note_open_round(self, number: int, *, first: bool) -> None:
+        """On disk before the round is announced; the first one of a run also turns it from waiting to running."""
+        if first:
+            self.set_state(RunState.RUNNING, "")
         self.store.open_round(self.name, number)
 
     def set_state(self, state: RunState, reason: str) -> None:
@@ -111,7 +115,10 @@ class Journal:
         self.changed(self.name)
 
     def note(self, kind: str, text: str, silo: str = "", round_number: int = 0, severity: str = "info") -> None:
-        self.store.append_events(self.name, [NewEvent(time.time(), kind, text, severity, round_number, silo)])
+        self.notes([NewEvent(time.time(), kind, text, severity, round_number, silo)])
+
+    def notes(self, events: Sequence[NewEvent]) -> None:
+        self.store.append_events(self.name, events)
         self.changed(self.name)
 
     def keep_statement(self, statement: Statement) -> None:

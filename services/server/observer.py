@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import AsyncIterator
 from typing import Any
 
-from fedrep.errors import InvalidInputError, NotFoundError
+from fedrep.errors import NotFoundError
 from fedrep.protocol.attendance import Attendance
 from fedrep.protocol.manifests import SiloName
 from fedrep.wire import codec
@@ -15,7 +15,6 @@ from fedrep.wire.chunks import Assembler, cut_into_chunks
 from fedrep.wire.v1 import observer_pb2 as pb
 from fedrep.wire.v1 import observer_pb2_grpc
 from services.server import views
-from services.server.closing import RunState
 from services.server.coordinator import Coordinator
 from services.server.export import model_file
 from services.server.interceptor import caller
@@ -36,8 +35,8 @@ class ObserverServicer(observer_pb2_grpc.ObserverServiceServicer):
         self._store = coordinator.store
 
     async def ListRuns(self, request: pb.ListRunsRequest, context: Context) -> pb.ListRunsResponse:
-        stored = await asyncio.to_thread(self._store.runs)
-        return pb.ListRunsResponse(runs=[await self._summary(self._coordinator.run_named(run.name)) for run in stored])
+        newest_first = reversed(self._coordinator.drivers)
+        return pb.ListRunsResponse(runs=[await self._summary(driver) for driver in newest_first])
 
     async def GetRun(self, request: pb.GetRunRequest, context: Context) -> pb.GetRunResponse:
         driver = self._coordinator.run_named(request.name)
@@ -77,9 +76,10 @@ class ObserverServicer(observer_pb2_grpc.ObserverServiceServicer):
             news = asyncio.ensure_future(self._coordinator.watchers.wait(name, HEARTBEAT_SECONDS))
             try:
                 events = await asyncio.to_thread(self._store.events, name, position, EVENT_PAGE)
+                summary = await self._summary(driver) if events else None
                 for stored in events:
                     position = stored.position
-                    response = pb.WatchRunResponse(event=views.event_message(stored), summary=await self._summary(driver))
+                    response = pb.WatchRunResponse(event=views.event_message(stored), summary=summary)
                     view = None
                     if stored.event.kind in ("round_applied", "round_skipped", "metrics"):
                         view = await asyncio.to_thread(self._store.round_row, name, stored.event.round)
@@ -94,29 +94,26 @@ class ObserverServicer(observer_pb2_grpc.ObserverServiceServicer):
     async def CreateRun(self, request_iterator: AsyncIterator[Any], context: Context) -> pb.CreateRunResponse:
         header = await header_of(request_iterator)
         signed = codec.signed_run_from_wire(header.manifest)
-        vector = None
-        if not header.dry_run:
+        problems = await asyncio.to_thread(self._coordinator.rehearse, signed, caller())
+        if not problems and not header.dry_run:
             size = FLOAT_BYTES * signed.manifest.parameters
             assembler = Assembler(size, header.sha256, LARGEST_MODEL_BYTES, "the initial model")
-            vector = await collect(request_iterator, assembler)
-        problems = await self._coordinator.create_run(signed, header.options, caller(), vector)
+            await self._coordinator.create_run(signed, header.options, await collect(request_iterator, assembler))
         return pb.CreateRunResponse(run=signed.manifest.digest(), problems=problems)
 
     async def StopRun(self, request: pb.StopRunRequest, context: Context) -> pb.StopRunResponse:
         driver = self._coordinator.run_named(request.name)
-        await driver.set_state(RunState.STOPPED, request.reason or f"stopped by {caller().identity.name}")
+        await driver.stop(request.reason or f"stopped by {caller().identity.name}")
         return pb.StopRunResponse(summary=await self._summary(driver))
 
     async def PauseRun(self, request: pb.PauseRunRequest, context: Context) -> pb.PauseRunResponse:
         driver = self._coordinator.run_named(request.name)
-        await driver.set_state(RunState.PAUSED, request.reason or f"paused by {caller().identity.name}")
+        await driver.pause(request.reason or f"paused by {caller().identity.name}")
         return pb.PauseRunResponse(summary=await self._summary(driver))
 
     async def ResumeRun(self, request: pb.ResumeRunRequest, context: Context) -> pb.ResumeRunResponse:
         driver = self._coordinator.run_named(request.name)
-        if driver.state is RunState.STOPPED:
-            raise InvalidInputError("a stopped run does not go on; create a new one from its exported model", reason="RUN_OVER")
-        await driver.set_state(RunState.RUNNING, "")
+        await driver.go_on()
         return pb.ResumeRunResponse(summary=await self._summary(driver))
 
     async def ExcludeSilo(self, request: pb.ExcludeSiloRequest, context: Context) -> pb.ExcludeSiloResponse:

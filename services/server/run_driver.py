@@ -9,23 +9,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-import numpy as np
 import structlog
 
-from fedrep import buffers
-from fedrep.errors import FedrepError, OutOfPhaseError, RefusedError, WrongRoundError
+from fedrep.errors import FedrepError, OutOfPhaseError, UnknownSiloError, WrongRoundError
 from fedrep.protocol.attendance import Attendance
 from fedrep.protocol.clip_range import ClipRange
-from fedrep.protocol.manifests import (
-    RosterEntry,
-    RoundManifest,
-    SignedRoundManifest,
-    SignedRunManifest,
-    SiloName,
-    round_manifest_message,
-)
+from fedrep.protocol.manifests import RosterEntry, SignedRoundManifest, SignedRunManifest, SiloName
 from fedrep.protocol.messages import (
     Aborted,
     Confirmation,
@@ -48,34 +39,17 @@ from fedrep.protocol.model_state import ServerModel
 from fedrep.protocol.server_round import ServerRound
 from fedrep.protocol.server_rules import check_member
 from fedrep.secagg.keys import SigningKey, VerifyKey
-from fedrep.secagg.transcript import digest
 from services.server.closing import Clock, ClosedRound, RunState, close_round
 from services.server.config import ServerSettings
 from services.server.journal import Journal
-from services.server.store import Progress
+from services.server.open_round import Dice, OpenRound, announce, next_roster
+from services.server.store import NewEvent, Progress
 from services.server.traffic import TrafficCounter
+from services.server.waiting import Bell, carried_through
 
 log = structlog.get_logger(__name__)
 
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A silo that joined: the key it signs with, as its certificate says."""
-
-    name: SiloName
-    verify_key: VerifyKey
-
-
-@dataclass
-class OpenRound:
-    """The round in progress and its clock."""
-
-    machine: ServerRound
-    signed: SignedRoundManifest
-    started_at: float
-    marks: list[float]
-    timer: asyncio.Task[None] | None = None
-    clip_rates: dict[str, float] = field(default_factory=dict)
+LONGEST_PAUSE = 30.0
 
 
 class RunDriver:
@@ -112,36 +86,48 @@ class RunDriver:
         self._signing_key = signing_key
         self._on_closed = on_closed
         self._settings = settings
-        self._members: dict[SiloName, Member] = {}
+        self._keys: dict[SiloName, VerifyKey] = {}
+        self._dice = Dice(journal.buffer_seed)
         self._lock = asyncio.Lock()
-        self._changed = asyncio.Event()
+        self._bell = Bell()
         self._gathering: asyncio.Task[None] | None = None
         self._stopping = False
         self._latest: Update | None = None
         self._proposed_last: dict[SiloName, bytes] = {}
 
+    def check_allowed(self, silo: str) -> None:
+        if silo not in self.manifest.silos:
+            raise UnknownSiloError(
+                f"run {self.manifest.name!r} does not list {silo!r}; ask an admin of the federation", reason="NOT_ALLOWED"
+            )
+
+    @carried_through
     async def join(self, entry: RosterEntry, verify_key: VerifyKey) -> None:
         """The silo's session key was verified by the caller of this method."""
+        self.check_allowed(entry.name)
         async with self._lock:
-            if entry.name not in self.manifest.silos:
-                raise RefusedError(f"the run's manifest does not list {entry.name!r}; ask an admin", reason="NOT_ALLOWED")
-            current = self.open.signed.manifest.round if self.open else self.last_round
             known = self.attendance.standings.get(entry.name)
-            self.attendance = self.attendance.join(entry, current)
-            self._members[entry.name] = Member(entry.name, verify_key)
             if known is None or not known.present or known.entry != entry:
                 await self.note("joined", f"{entry.name} joined", silo=entry.name)
+            current = self.open.number if self.open else self.last_round
+            self.attendance = self.attendance.join(entry, current)
+            self._keys[entry.name] = verify_key
             self._gather()
 
+    @carried_through
     async def leave(self, name: SiloName) -> None:
+        """Leaving twice, or without having joined, changes nothing."""
         async with self._lock:
-            self.attendance = self.attendance.leave(name)
-            await self.note("left", f"{name} left the run", silo=name)
+            standing = self.attendance.standings.get(name)
+            if standing is not None and standing.present:
+                await self.note("left", f"{name} left the run", silo=name)
+                self.attendance = self.attendance.leave(name)
 
+    @carried_through
     async def deliver(self, event: Proposal | Submission | Confirmation | Reveal) -> None:
         """One message of a silo into the open round."""
         async with self._lock:
-            if isinstance(event, Reveal) and event.round == self.last_round and self.open is None:
+            if isinstance(event, Reveal) and self.open is None and event.round == self.last_round:
                 return  # enough others were faster; that is no fault of this holder
             await self._receive(self._round_for(event.round), event)
 
@@ -157,17 +143,18 @@ class RunDriver:
     async def confirm(self, confirmation: Confirmation) -> Signatures:
         """Held until enough holders confirmed; the same signature may ask again."""
         machine = self._round_for(confirmation.round).machine
-        if machine.phase is not Phase.DONE:
-            await self.deliver(confirmation)
+        await self.deliver(confirmation)
         await self._wait_while(lambda: machine.phase is Phase.CONFIRM)
+        if machine.phase is Phase.CONFIRM:
+            raise OutOfPhaseError("too few holders have confirmed so far; ask again", reason="NOT_YET")
         return machine.confirmations()
 
     async def update(self, round_number: int) -> Update | None:
         """The outcome of a round, from memory or the database; None while it is not known within the waiting time."""
-        await self._wait_while(lambda: self.open is not None and self.open.signed.manifest.round == round_number)
+        await self._wait_while(lambda: self.open is not None and self.open.number == round_number)
         if self._latest is not None and self._latest.round == round_number:
             return self._latest
-        if self.open is not None and self.open.signed.manifest.round == round_number:
+        if self.open is not None and self.open.number == round_number:
             return None
         if round_number > self.last_round:
             raise WrongRoundError(f"round {round_number} has not started; round {self.last_round} was the last")
@@ -179,31 +166,54 @@ class RunDriver:
         return self.open.signed if self.open is not None else None
 
     def report_clip_rate(self, silo: str, round_number: int, clip_rate: float) -> None:
-        if self.open is not None and self.open.signed.manifest.round == round_number:
+        if self.open is not None and self.open.number == round_number:
             self.open.clip_rates[silo] = clip_rate
 
-    async def set_state(self, state: RunState, reason: str) -> None:
+    async def stop(self, reason: str) -> None:
+        """For good; stopping again changes nothing."""
+        await self._change_state(RunState.STOPPED, reason, {RunState.WAITING, RunState.RUNNING, RunState.PAUSED})
+
+    async def pause(self, reason: str) -> None:
+        await self._change_state(RunState.PAUSED, reason, {RunState.WAITING, RunState.RUNNING})
+
+    async def go_on(self) -> None:
+        await self._change_state(RunState.RUNNING, "", {RunState.PAUSED})
+
+    @carried_through
+    async def _change_state(self, state: RunState, reason: str, possible_in: set[RunState]) -> None:
         async with self._lock:
+            if self.state not in possible_in:
+                if self.state.is_over and self.state is not state:
+                    raise OutOfPhaseError(
+                        f"run {self.manifest.name!r} is {self.state.value} for good; create a new run from its exported model",
+                        reason="RUN_OVER",
+                    )
+                return
             await self._set_state(state, reason)
-            if state in (RunState.STOPPED, RunState.FINISHED) and self.open is not None:
-                await self._receive(self.open, Aborted(reason or f"the run was {state.value}"))
+            if state is RunState.STOPPED and self.open is not None:
+                await self._receive(self.open, Aborted(reason))
             self._gather()
 
+    @carried_through
     async def change_attendance(self, change: Callable[[Attendance], Attendance], kind: str, text: str, silo: SiloName) -> None:
         async with self._lock:
-            self.attendance = change(self.attendance)
-            await self.note(kind, text, silo=silo, severity="warning")
-            await asyncio.to_thread(self.journal.save_progress, self._progress(self.model))
+            changed = change(self.attendance)
+            progress = self.journal.progress(self.last_round, self.model, changed, self.clip_range)
+            event = NewEvent(time.time(), kind, text, "warning", silo=silo)
+            await asyncio.to_thread(self.journal.save_progress, progress, [event])
+            self.attendance = changed
             self._gather()
 
-    async def replace_model(self, model: ServerModel, text: str) -> None:
+    @carried_through
+    async def replace_model(self, successor: Callable[[ServerModel], ServerModel], text: str) -> None:
         """Roll back: the open round is skipped, the older parameters become a new version."""
         async with self._lock:
             if self.open is not None:
                 await self._receive(self.open, Aborted("the run was rolled back"))
-            await asyncio.to_thread(self.journal.save_model, model, self._progress(model))
+            model = await asyncio.to_thread(successor, self.model)
+            event = NewEvent(time.time(), "rolled_back", text, "warning", self.last_round)
+            await asyncio.to_thread(self.journal.save_model, model, self._progress(model), [event])
             self.model = model
-            await self.note("rolled_back", text, severity="warning")
             self._gather()
 
     async def shut_down(self, grace: float) -> None:
@@ -216,22 +226,20 @@ class RunDriver:
             await asyncio.sleep(0.05)
         async with self._lock:
             if self.open is not None:
-                await self._receive(self.open, Aborted("the server is shutting down"))
+                try:
+                    await self._receive(self.open, Aborted("the server is shutting down"))
+                except FedrepError as error:  # the round stays open on disk, and the next start skips it
+                    log.error("round_left_open", run=self.manifest.name, round=self.open.number, problem=str(error))
 
     async def note(self, kind: str, text: str, silo: str = "", round_number: int = 0, severity: str = "info") -> None:
         """A line in the run's event log, which the dashboard follows."""
         await asyncio.to_thread(self.journal.note, kind, text, silo, round_number, severity)
 
-    def resume(self) -> None:
-        """Start rounds again after a restart or creation."""
-        self._gather()
-
     def _round_for(self, round_number: int) -> OpenRound:
         if self.open is None:
             raise OutOfPhaseError(f"no round is open in this run ({self.state.value}); ask for the update of your last round")
-        current = self.open.signed.manifest.round
-        if round_number != current:
-            raise WrongRoundError(f"the message is for round {round_number}; round {current} is open")
+        if round_number != self.open.number:
+            raise WrongRoundError(f"the message is for round {round_number}; round {self.open.number} is open")
         return self.open
 
     async def _wait(self, round_number: int, while_in: set[Phase]) -> ServerRound:
@@ -242,26 +250,14 @@ class RunDriver:
         return machine
 
     async def _wait_while(self, condition: Callable[[], bool]) -> None:
-        limit = asyncio.get_running_loop().time() + self._settings.wait_seconds
-        while condition():
-            left = limit - asyncio.get_running_loop().time()
-            if left <= 0:
-                return
-            try:
-                await asyncio.wait_for(self._changed.wait(), left)
-            except TimeoutError:
-                return
-
-    def _wake(self) -> None:
-        woken, self._changed = self._changed, asyncio.Event()
-        woken.set()
+        await self._bell.wait_while(condition, self._settings.wait_seconds)
 
     async def _receive(self, current: OpenRound, event: Event) -> None:
         effects = await asyncio.to_thread(current.machine.receive, event)
         await self._carry_out(current, effects)
 
     async def _carry_out(self, current: OpenRound, effects: list[Effect]) -> None:
-        number = current.signed.manifest.round
+        notes = []
         for effect in effects:
             match effect:
                 case PhaseStarted(phase):
@@ -269,13 +265,15 @@ class RunDriver:
                     self._arm(current, phase)
                 case Noted(kind, text, silo):
                     severity = "alert" if kind in ("discarded", "robustness") else "warning"
-                    await self.note(kind, text, silo=silo or "", round_number=number, severity=severity)
+                    notes.append(NewEvent(time.time(), kind, text, severity, current.number, silo or ""))
                 case RoundEnded():
                     pass  # the phase DONE that follows closes it
         if current.machine.phase is Phase.DONE and self.open is current:
-            await self._close(current)
+            await self._close(current, notes)
+        elif notes:
+            await asyncio.to_thread(self.journal.notes, notes)
         if effects:
-            self._wake()
+            self._bell.ring()
 
     def _arm(self, current: OpenRound, phase: Phase) -> None:
         if current.timer is not None and current.timer is not asyncio.current_task():
@@ -291,20 +289,20 @@ class RunDriver:
             if self.open is current and current.machine.phase is phase:
                 await self._receive(current, DeadlinePassed(phase))
 
-    async def _close(self, current: OpenRound) -> None:
+    async def _close(self, current: OpenRound, notes: list[NewEvent]) -> None:
         """Commit, then answer, then go on. A database that is away is waited for: nobody hears of what is not on disk."""
         closed = await asyncio.to_thread(self._closed, current)
-        delay = 0.5
+        pause = 0.5
         while True:
             try:
-                await asyncio.to_thread(self.journal.commit, closed)
+                await asyncio.to_thread(self.journal.commit, closed, notes)
                 break
             except FedrepError as error:
                 log.error("round_not_committed", run=self.manifest.name, round=closed.update.round, problem=str(error))
                 if self._stopping:
                     raise
-                await asyncio.sleep(delay)
-                delay = min(2 * delay, 30.0)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
         self.model, self.attendance, self.clip_range = closed.model, closed.attendance, closed.clip_range
         self.last_round, self._latest, self.open = closed.update.round, closed.update, None
         self.last_activity = time.time()
@@ -350,15 +348,15 @@ class RunDriver:
         return self.journal.progress(self.last_round, model, self.attendance, self.clip_range)
 
     async def _set_state(self, state: RunState, reason: str) -> None:
-        self.state, self.state_reason = state, reason
         await asyncio.to_thread(self.journal.set_state, state, reason)
-        self._wake()
+        self.state, self.state_reason = state, reason
+        self._bell.ring()
 
     def _gather(self, *, at_once: bool = False) -> None:
         """Start the next round when everyone is here, or a quorum is and has waited long enough for the rest."""
         if self._stopping or self.open is not None or self.state not in (RunState.WAITING, RunState.RUNNING):
             return
-        _, roster = self._next_roster()
+        _, roster = next_roster(self.attendance, self._keys, self.last_round, self.manifest.quorum)
         if len(roster) < self.manifest.quorum:
             return
         everyone = len(roster) == len(set(self.manifest.silos) - self.attendance.excluded)
@@ -369,65 +367,28 @@ class RunDriver:
             self._gathering.cancel()
             self._gathering = asyncio.create_task(self._start_round_after(0.0))
 
-    def _next_roster(self) -> tuple[int, tuple[RosterEntry, ...]]:
-        """The next number whose roster reaches the quorum: waiting out penalties must not stop a run for good."""
-        first = self.last_round + 1
-        pauses = sorted({s.back_in_round for s in self.attendance.standings.values() if s.back_in_round > first})
-        for number in (first, *pauses):
-            roster = tuple(entry for entry in self.attendance.roster(number) if entry.name in self._members)
-            if len(roster) >= self.manifest.quorum:
-                return number, roster
-        return first, ()
-
     async def _start_round_after(self, seconds: float) -> None:
         if seconds:
             await asyncio.sleep(seconds)
         async with self._lock:
-            number, roster = self._next_roster()
+            number, roster = next_roster(self.attendance, self._keys, self.last_round, self.manifest.quorum)
             ready = self.open is None and not self._stopping and self.state in (RunState.WAITING, RunState.RUNNING)
             if not ready or len(roster) < self.manifest.quorum:
                 return
-            if self.state is RunState.WAITING:
-                await self._set_state(RunState.RUNNING, "")
-            await asyncio.to_thread(self.journal.note_open_round, number)
+            await asyncio.to_thread(self.journal.note_open_round, number, first=self.state is RunState.WAITING)
+            self.state, self.state_reason = RunState.RUNNING, ""
             self._open_round(number, roster)
-            self._wake()
+            self._bell.ring()
 
     def _open_round(self, number: int, roster: tuple[RosterEntry, ...]) -> None:
-        state = self.model.state
         rules = self.manifest
-        manifest = RoundManifest(
-            run=self.run,
-            round=number,
-            model_version=state.version,
-            model_hash=state.hash,
-            chain=state.chain,
-            roster=roster,
-            parameters=rules.parameters,
-            coordinates=rules.coordinates,
-            per_silo=rules.coordinates // len(roster),
-            alpha=rules.alpha,
-            buffer_size=rules.buffer_size,
-            ring_bits=rules.ring_bits,
-            value_bits=rules.value_bits,
-            clip_range=self.clip_range.value,
-            byzantine=rules.byzantine,
-            deadlines=rules.deadlines,
-        )
-        signed = SignedRoundManifest(manifest, self._signing_key.sign(round_manifest_message(manifest)))
-        keys = {entry.name: self._members[entry.name].verify_key for entry in roster}
-        machine = ServerRound(rules, manifest, keys, self._order(number), self._rng("aggregate", number))
+        signed = announce(rules, self.model.state, self.clip_range, number, roster, self._signing_key)
+        keys = {entry.name: self._keys[entry.name] for entry in roster}
+        dice = self._dice
+        machine = ServerRound(rules, signed.manifest, keys, dice.order(rules, number), dice.generator("aggregate", number))
         now = time.time()
         self.open = OpenRound(machine, signed, now, [now])
         self._arm(self.open, Phase.PROPOSE)
-
-    def _order(self, number: int) -> tuple[SiloName, ...]:
-        """The same shuffle for `reshuffle_every` rounds."""
-        return buffers.shuffle(self.manifest.silos, self._rng("buffers", number // self.manifest.reshuffle_every))
-
-    def _rng(self, purpose: str, number: int) -> np.random.Generator:
-        seed = digest("fedrep/server-random", self.journal.buffer_seed, purpose, number)
-        return np.random.default_rng(int.from_bytes(seed, "little"))
 
 
 def quiet_after_restart(attendance: Attendance) -> Attendance:

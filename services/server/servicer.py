@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from fedrep.errors import CryptoError, DecodeError, OutOfPhaseError, UnknownSiloError
-from fedrep.protocol.manifests import RosterEntry, SiloName, session_key_message
+from fedrep.protocol.manifests import MAX_HOLDERS, RosterEntry, SiloName, session_key_message
 from fedrep.protocol.messages import Update, statement_message
 from fedrep.secagg.keys import check_agreement_public
 from fedrep.wire import codec
@@ -31,11 +31,13 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
 
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinResponse:
         peer = caller()
-        driver = self._coordinator.run_named(request.run_name)
-        await self._coordinator.seen(driver, peer, request.software_version)
-        if peer.identity.role is Role.SILO and request.session_key:
-            await driver.join(_roster_entry(driver, peer, request), peer.verify_key)
-            self._coordinator.remember_certificate(peer)
+        driver = self._welcomed(self._coordinator.run_named(request.run_name))
+        if peer.identity.role is Role.SILO:
+            entry = _roster_entry(driver, peer, request) if request.session_key else None
+            await self._coordinator.seen(driver, peer, request.software_version)
+            if entry is not None:
+                self._coordinator.remember_certificate(peer)
+                await driver.join(entry, peer.verify_key)
         state = driver.model.state
         response = pb.JoinResponse(
             run=codec.signed_run_to_wire(driver.signed),
@@ -51,7 +53,7 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         return response
 
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> AsyncIterator[pb.GetModelResponse]:
-        driver = self._coordinator.run_hashed(request.run)
+        driver = self._run(request.run)
         stored = await self._coordinator.model(driver, request.version)
         data = stored.vector.astype("<f4", copy=False).tobytes()
         header = pb.ModelHeader(
@@ -66,14 +68,16 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
             yield pb.GetModelResponse(chunk=chunk)
 
     async def GetCertificates(self, request: pb.GetCertificatesRequest, context: Context) -> pb.GetCertificatesResponse:
-        self._coordinator.run_hashed(request.run)
+        self._run(request.run)
+        if len(request.fingerprints) > MAX_HOLDERS:
+            raise DecodeError(f"a roster has at most {MAX_HOLDERS} certificates; ask for fewer at once", reason="TOO_LARGE")
         return pb.GetCertificatesResponse(
             certificates=[self._coordinator.certificate(fingerprint) for fingerprint in request.fingerprints]
         )
 
     async def ProposeCoordinates(self, request_iterator: AsyncIterator[Any], context: Context) -> pb.ProposeCoordinatesResponse:
         header = await header_of(request_iterator)
-        driver = self._coordinator.run_hashed(header.run)
+        driver = self._run(header.run)
         limit = HEADER_ROOM + LARGEST_PER_COORDINATE * driver.manifest.coordinates
         assembler = Assembler(header.coordinates_size, header.coordinates_sha256, limit, "the proposal's coordinates")
         proposal = codec.proposal_from_wire(_silo(), header, await collect(request_iterator, assembler))
@@ -81,7 +85,7 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         return pb.ProposeCoordinatesResponse()
 
     async def GetConsensus(self, request: pb.GetConsensusRequest, context: Context) -> AsyncIterator[pb.GetConsensusResponse]:
-        driver = self._coordinator.run_hashed(request.run)
+        driver = self._run(request.run)
         consensus = await driver.consensus(_silo(), request.round)
         yield pb.GetConsensusResponse(header=codec.consensus_to_wire(consensus))
         for chunk in cut_into_chunks(consensus.coordinates):
@@ -89,7 +93,7 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
 
     async def SubmitMaskedShare(self, request_iterator: AsyncIterator[Any], context: Context) -> pb.SubmitMaskedShareResponse:
         header = await header_of(request_iterator)
-        driver = self._coordinator.run_hashed(header.run)
+        driver = self._run(header.run)
         limit = driver.manifest.coordinates * driver.manifest.ring_bits // 8
         assembler = Assembler(header.masked_size, header.masked_sha256, limit, "the masked values")
         submission = codec.submission_from_wire(_silo(), header, await collect(request_iterator, assembler))
@@ -97,22 +101,22 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         return pb.SubmitMaskedShareResponse()
 
     async def GetSurvivors(self, request: pb.GetSurvivorsRequest, context: Context) -> pb.GetSurvivorsResponse:
-        driver = self._coordinator.run_hashed(request.run)
+        driver = self._run(request.run)
         survivors = await driver.survivors(_silo(), request.round)
         return pb.GetSurvivorsResponse(survivors=codec.survivors_to_wire(survivors))
 
     async def ConfirmSurvivors(self, request: pb.ConfirmSurvivorsRequest, context: Context) -> pb.ConfirmSurvivorsResponse:
-        driver = self._coordinator.run_hashed(request.run)
+        driver = self._run(request.run)
         signatures = await driver.confirm(codec.confirmation_from_wire(_silo(), request))
         return pb.ConfirmSurvivorsResponse(signatures=codec.signatures_to_wire(signatures))
 
     async def RevealShares(self, request: pb.RevealSharesRequest, context: Context) -> pb.RevealSharesResponse:
-        driver = self._coordinator.run_hashed(request.run)
+        driver = self._run(request.run)
         await driver.deliver(codec.reveal_from_wire(_silo(), request))
         return pb.RevealSharesResponse()
 
     async def GetUpdate(self, request: pb.GetUpdateRequest, context: Context) -> AsyncIterator[pb.GetUpdateResponse]:
-        driver = self._coordinator.run_hashed(request.run)
+        driver = self._run(request.run)
         if request.HasField("statement"):
             await self._take_statement(driver, request)
         update = await driver.update(request.round)
@@ -128,14 +132,21 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
             yield pb.GetUpdateResponse(chunk=chunk)
 
     async def ReportMetrics(self, request: pb.ReportMetricsRequest, context: Context) -> pb.ReportMetricsResponse:
-        peer = caller()
-        driver = self._coordinator.run_hashed(request.run)
-        await self._coordinator.report(driver, peer, request)
+        await self._coordinator.report(self._run(request.run), caller(), request)
         return pb.ReportMetricsResponse()
 
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveResponse:
-        await self._coordinator.run_hashed(request.run).leave(SiloName(caller().identity.name))
+        await self._run(request.run).leave(_silo())
         return pb.LeaveResponse()
+
+    def _run(self, run: bytes) -> RunDriver:
+        return self._welcomed(self._coordinator.run_hashed(run))
+
+    def _welcomed(self, driver: RunDriver) -> RunDriver:
+        """A silo sees only runs that list it; evaluators follow every run."""
+        if caller().identity.role is Role.SILO:
+            driver.check_allowed(caller().identity.name)
+        return driver
 
     async def _take_statement(self, driver: RunDriver, request: pb.GetUpdateRequest) -> None:
         """Only the caller's own word, about a round that is over."""
@@ -143,6 +154,8 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         statement = codec.statement_from_wire(request.statement, request.run, request.round)
         if statement.silo != peer.identity.name:
             raise UnknownSiloError("a silo gives only its own statement", reason="NOT_YOUR_STATEMENT")
+        if peer.identity.role is not Role.SILO:
+            raise UnknownSiloError("only silos hold shares, so only they can state something about them", reason="NOT_A_HOLDER")
         if request.round > driver.last_round:
             raise OutOfPhaseError(f"round {request.round} is not over; no statement about it is needed yet")
         message = statement_message(statement.run, statement.round, statement.silo)
