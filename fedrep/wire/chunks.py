@@ -26,20 +26,18 @@ class Assembler:
         self._size = size
         self._sha256 = sha256
         self._what = what
-        self._parts: list[bytes] = []
-        self._length = 0
+        self._data = bytearray()  # not a list of chunks: millions of tiny ones would cost many times their bytes
 
     def add(self, chunk: bytes) -> None:
-        self._length += len(chunk)
-        if self._length > self._size:
+        if len(self._data) + len(chunk) > self._size:
             raise DecodeError(f"{self._what}: more bytes than the {self._size} announced", reason="TOO_LARGE")
-        self._parts.append(chunk)
+        self._data += chunk
 
     def finish(self) -> bytes:
-        if self._length != self._size:
-            message = f"{self._what}: the stream ended after {self._length} of {self._size} bytes"
+        if len(self._data) != self._size:
+            message = f"{self._what}: the stream ended after {len(self._data)} of {self._size} bytes"
             raise DecodeError(message, reason="TRUNCATED")
-        data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        data = bytes(self._data)
         if not hmac.compare_digest(hashlib.sha256(data).digest(), self._sha256):
             raise DecodeError(f"{self._what}: the bytes do not have the announced SHA-256; send them again", reason="WRONG_HASH")
         return data

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
@@ -332,7 +333,23 @@ def test_nothing_is_kept_of_a_chunk_that_goes_beyond_what_was_announced() -> Non
     assembler.add(b"0123")
     for _ in range(3):
         assert reason_of(lambda: assembler.add(b"x" * 1000)) == "TOO_LARGE"
-    assert sum(map(len, assembler._parts)) == 4
+    assert len(assembler._data) == 4
+
+
+def test_a_stream_of_tiny_or_empty_chunks_costs_no_more_than_its_bytes() -> None:
+    """One list entry per chunk let a peer grow memory with empty chunks for ever, and twentyfold with chunks of two bytes."""
+    data = bytes(range(256)) * 80
+    tracemalloc.start()
+    try:
+        assembler = Assembler(*announced(data), limit=len(data), what="the vector")
+        for start in range(0, len(data), 2):
+            assembler.add(data[start : start + 2])
+            assembler.add(b"")
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 2 * len(data)
+    assert assembler.finish() == data
 
 
 @settings(max_examples=60, deadline=None)
