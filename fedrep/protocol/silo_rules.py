@@ -98,13 +98,13 @@ def check_run(run: RunManifest, policy: Policy, silo: str) -> None:
             f"min_survivors {run.min_survivors} with {run.colluders} colluders would show single values; "
             f"at least {run.colluders + 2} is needed"
         )
-    if run.alpha < policy.least_alpha:
-        problems.append(f"alpha {run.alpha} is below the {policy.least_alpha} this silo asks for")
+    if not policy.least_alpha <= run.alpha <= 1.0:  # written so that NaN is refused too
+        problems.append(f"alpha {run.alpha} is not between the {policy.least_alpha} this silo asks for and 1")
     if run.coordinates > policy.largest_fraction * run.parameters:
         problems.append(f"K/d {run.coordinates / run.parameters:.3g} is above the allowed {policy.largest_fraction}")
     if run.ring_bits not in policy.ring_bits:
         problems.append(f"a {run.ring_bits}-bit ring is not among the allowed {policy.ring_bits}")
-    if run.smallest_range < policy.smallest_range:
+    if not run.smallest_range >= policy.smallest_range:
         problems.append(f"the range may shrink to {run.smallest_range}, below the {policy.smallest_range} allowed")
     if policy.expected_model_hash is not None and run.model_hash != policy.expected_model_hash:
         problems.append("the initial model is not the one this silo expects")
