@@ -155,6 +155,29 @@ def test_silos_shown_different_manifests_can_be_combined_with_nobody() -> None:
     refused("RECORD_CHANGED", lambda: server.show(victim, pairs(federation.members), indices))
 
 
+def test_silos_sent_different_models_can_be_combined_with_nobody() -> None:
+    """A model on which the mates' updates vanish would leave the victim alone in the sum. The model's hash is part of C1."""
+    federation = Federation.of(6)
+    manifest = federation.open_round()
+    victim, mate, *rest = federation.members
+    trap = replace(manifest, model_hash=b"t" * 32)
+    for silo in (mate, *rest):
+        silo.ready = Ready.enter(
+            federation.membership(silo), trap, federation.peers, silo.sessions, last_round=0, model_hash=b"t" * 32
+        )
+        federation.train(silo)
+        silo.proposed = silo.ready.propose(
+            np.arange(manifest.per_silo),
+            AgreementKey.generate(),
+            lambda n, s=silo: s.rng.bytes(n),  # type: ignore[misc]
+        )
+    federation.propose(victim)
+    proposals = {silo.name: silo.proposed.message for silo in federation.members if silo.proposed is not None}
+    server = LyingServer(federation, proposals=proposals)
+    refused("BAD_MATE", lambda: server.show(victim, [[victim, mate], rest[:2], rest[2:]]))
+    assert server.consensus(victim, [[victim, mate]]).shares[1][0] == mate.name
+
+
 # Survivor sets.
 
 
