@@ -35,6 +35,7 @@ def demo(
 ) -> None:
     """CA, server, silos (some of them attackers), evaluator and dashboard, all real, all on localhost."""
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")  # this process forks only to start others
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # the authority closing an idle connection is no news
     from services.cli.demo_federation import DemoSettings, play
     from services.runtime.logging import configure_logging
 

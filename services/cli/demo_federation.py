@@ -66,6 +66,7 @@ class DemoSettings:
             "shard_count": self.silos,
             "learning_rate": 0.5 if self.dataset == "digits" else 0.1,
             "interval": 5,
+            "batch_size": 50,
             "threads": 1,
             "schedule": "step",
             "milestones": [max(2 * self.rounds // 3, 1)],
@@ -83,8 +84,9 @@ class DemoSettings:
             buffer_size=self.buffer_size,
             byzantine_count=0 if aggregator == "mean" else self.byzantine,
             drills=True,
-            aggregator=AggregatorConfig(name=aggregator),
-            deadlines=DeadlineConfig(propose=30, submit=10, confirm=10, reveal=10),
+            # NNM first: with few buffers and unlike shards it brings the honest means together (Allouah et al., 2023).
+            aggregator=AggregatorConfig(name=aggregator, pre=[] if aggregator == "mean" else ["nnm"]),
+            deadlines=DeadlineConfig(propose=10, submit=5, confirm=5, reveal=5),
         )
 
 

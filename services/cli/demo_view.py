@@ -50,7 +50,9 @@ class DemoView:
         self._live.update(_table(run, rounds))
 
     def _print_progress(self, run: Any, rounds: list[Any]) -> None:
-        if rounds and rounds[-1].round >= self._last + 10:
+        if not rounds:
+            self._last = 0
+        elif rounds[-1].round >= self._last + 10:
             self._last = rounds[-1].round
             accuracy = f", accuracy {run.summary.accuracy:.3f}" if run.summary.HasField("accuracy") else ""
             self.say(f"... round {self._last} of {run.summary.rounds_planned}{accuracy}")
