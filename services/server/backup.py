@@ -34,7 +34,7 @@ from services.server.store.tables import BACKED_UP, models, runs
 FORMAT = "fedrep-backup-1"
 MANIFEST = "manifest.json"
 MODELS_FOLDER = "models"
-BATCH = 500
+BATCH = 50  # rows in memory at once; a row of update_payloads can be a megabyte
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,7 @@ class BackupReport:
     """What was written or read back, for the operator."""
 
     revision: str
+    runs: int
     rows: int
     models: int
 
@@ -85,12 +86,12 @@ def _opened(store_url: str) -> Iterator[Database]:
 
 def _write(file: IO[bytes], database: Database, store: ModelStore, revision: str, scratch: Path) -> BackupReport:
     hashes: dict[str, str] = {}
-    rows = 0
+    rows: dict[str, int] = {}
     with tarfile.open(fileobj=file, mode="w") as tar:
         with database.snapshot() as connection:
             for table in BACKED_UP:
                 with tempfile.TemporaryFile(dir=scratch) as lines:
-                    rows += _dump(connection, table, lines)
+                    rows[table.name] = _dump(connection, table, lines)
                     _add(tar, f"rows/{table.name}.jsonl", lines, hashes)
             kept = connection.execute(select(models.c.run, models.c.version).where(models.c.kept).order_by(*models.primary_key))
             wanted = [(row.run, row.version) for row in kept]
@@ -110,7 +111,7 @@ def _write(file: IO[bytes], database: Database, store: ModelStore, revision: str
             _add(tar, name, io.BytesIO(data), hashes)
         manifest = {"format": FORMAT, "revision": revision, "sha256": hashes, "models": names}
         _add(tar, MANIFEST, io.BytesIO(json.dumps(manifest, indent=1).encode()), {})
-    return BackupReport(revision, rows, len(names))
+    return BackupReport(revision, rows["runs"], sum(rows.values()), len(names))
 
 
 def _dump(connection: Connection, table: Table, lines: IO[bytes]) -> int:
@@ -198,12 +199,12 @@ def _fill(database: Database, data_folder: Path, models_kind: str, manifest: dic
             store.put(run, version, model.vector, model.residual, model.hash, model.chain)
     finally:
         lead.release()
-    return BackupReport(manifest["revision"], rows, len(manifest["models"]))
+    return BackupReport(manifest["revision"], rows.get("runs", 0), sum(rows.values()), len(manifest["models"]))
 
 
-def _fill_rows(database: Database, paths: dict[str, Path]) -> int:
+def _fill_rows(database: Database, paths: dict[str, Path]) -> dict[str, int]:
     """Into the tables as that revision has them, which need not be the ones this code queries."""
-    rows = 0
+    rows: dict[str, int] = {}
     with database.write() as connection:
         then = MetaData()
         then.reflect(connection)
@@ -216,7 +217,7 @@ def _fill_rows(database: Database, paths: dict[str, Path]) -> int:
             binary = [column.name for column in table.columns if isinstance(column.type, LargeBinary)]
             for batch in _batches(path):
                 connection.execute(insert(table), [_decoded(line, binary) for line in batch])
-                rows += len(batch)
+                rows[table.name] = rows.get(table.name, 0) + len(batch)
     return rows
 
 

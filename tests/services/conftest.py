@@ -2,6 +2,24 @@
 
 from __future__ import annotations
 
-from tests.services.store_fixtures import new_postgres_url, new_url, postgres_uri, store, url
+from tests.services.store_fixtures import (
+    kind,
+    new_postgres_url,
+    new_url,
+    postgres_uri,
+    postgres_url_with_tables,
+    sqlite_file_with_tables,
+    store,
+    url,
+)
 
-__all__ = ["new_postgres_url", "new_url", "postgres_uri", "store", "url"]
+__all__ = [
+    "kind",
+    "new_postgres_url",
+    "new_url",
+    "postgres_uri",
+    "postgres_url_with_tables",
+    "sqlite_file_with_tables",
+    "store",
+    "url",
+]

@@ -73,7 +73,7 @@ def test_what_was_backed_up_comes_back_in_any_home(source: str, target: str, new
     url, folder, kind = home("old", source)
     before = fill(url, folder, kind)
     written = backup(url, folder, tmp_path / "backup.tar", kind)
-    assert (written.rows, written.models) == (sum(map(len, before.values())), 2)
+    assert (written.runs, written.rows, written.models) == (1, sum(map(len, before.values())), 2)
     url, folder, kind = home("new", target)
     assert restore(tmp_path / "backup.tar", url, folder, kind) == written
     store = open_store(url)

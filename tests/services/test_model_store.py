@@ -17,7 +17,7 @@ from services.server import model_store
 from services.server.model_store import CHUNK, DatabaseModelStore, FolderModelStore, ModelStore, open_model_store
 from services.server.store import SqlStore, open_store, sqlite_url
 from services.server.store.tables import model_chunks
-from tests.services.store_fixtures import NewUrl
+from tests.services.store_fixtures import emptied
 
 
 @pytest.fixture(params=["folder", "sqlite", "postgresql"])
@@ -25,8 +25,8 @@ def models(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ModelStor
     if request.param == "folder":
         yield FolderModelStore(tmp_path / "models")
         return
-    new_url: NewUrl | None = request.getfixturevalue("new_postgres_url") if request.param == "postgresql" else None
-    store = open_store(new_url() if new_url is not None else sqlite_url(tmp_path))
+    postgres = request.param == "postgresql"
+    store = open_store(emptied(request.getfixturevalue("postgres_url_with_tables")) if postgres else sqlite_url(tmp_path))
     yield DatabaseModelStore(store.database)
     store.close()
 

@@ -37,7 +37,8 @@ def test_every_known_revision_upgrades_to_the_newest(new_url: NewUrl) -> None:
         database.close()
 
 
-def test_a_newer_schema_is_one_sentence_and_nothing_is_touched(url: str) -> None:
+def test_a_newer_schema_is_one_sentence_and_nothing_is_touched(new_url: NewUrl) -> None:
+    url = new_url()
     store = open_store(url)
     store.create_run(a_run())
     with store.database.write() as connection:
@@ -51,7 +52,8 @@ def test_a_newer_schema_is_one_sentence_and_nothing_is_touched(url: str) -> None
     database.close()
 
 
-def test_two_servers_may_start_at_once_on_an_empty_database(url: str) -> None:
+def test_two_servers_may_start_at_once_on_an_empty_database(new_url: NewUrl) -> None:
+    url = new_url()
     problems: list[Exception] = []
 
     def start() -> None:
@@ -68,7 +70,8 @@ def test_two_servers_may_start_at_once_on_an_empty_database(url: str) -> None:
     assert problems == []
 
 
-def test_a_migration_that_fails_leaves_the_database_empty(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_migration_that_fails_leaves_the_database_empty(new_url: NewUrl) -> None:
+    url = new_url()
     database = Database(url)
 
     def fail_late(_connection: object, _cursor: object, statement: str, *_: object) -> None:
