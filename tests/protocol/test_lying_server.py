@@ -540,6 +540,37 @@ def test_three_false_outcomes_do_not_let_the_server_solve_for_a_silo(kind: Outco
     assert (error < 1e-3) if believed else (error > 0.05)
 
 
+@pytest.mark.parametrize(("noise", "least", "most"), [(0.0, 0.999, 1.0), (2.0, 0.0, 0.7)])
+def test_a_server_that_holds_the_model_still_is_a_known_leak(noise: float, least: float, most: float) -> None:
+    """Not prevented: "applied" with G = 0 is no lie a silo can see, and training again gives the same update again.
+
+    Without noise in local training three re-paired rounds give it away; minibatch noise of twice its size hides most of it.
+    """
+    federation = Federation.of(4, parameters=480, coordinates=480, seed=3)
+    rng = np.random.default_rng(1)
+    persistent = {name: rng.normal(scale=0.1, size=480) for name in federation.silos}
+    v, a, b, c = federation.silos.values()
+    sums: dict[tuple[str, str], NDArray[np.float64]] = {}
+    for version, groups in enumerate(([[v, a], [b, c]], [[v, b], [a, c]], [[v, c], [a, b]])):
+        federation.model = replace(federation.model, state=replace(federation.model.state, version=version))
+        federation.updates = {
+            name: (update + rng.normal(scale=0.1 * noise, size=480)).astype(np.float32) for name, update in persistent.items()
+        }
+        server = LyingServer.with_proposals(federation)
+        for silo in federation.members:
+            silo.memory = silo.memory.submitted(Pending.of(server.show(silo, groups, np.arange(480))))
+        for one, two in groups:
+            assert one.submitted is not None
+            assert two.submitted is not None
+            sums[(one.name, two.name)] = one.submitted.values.dequantized.astype(float) + two.submitted.values.dequantized
+        told = outcome(federation, Outcome.APPLIED, survivors=server.survivors(groups), opened=(0, 1))
+        for silo in federation.members:
+            silo.memory, fate = silo.memory.settle(told)
+            assert fate is Fate.USED
+    solved = solved_from_three_groups(sums, v.name, a.name, b.name)
+    assert least <= float(np.corrcoef(solved, persistent[v.name])[0, 1]) <= most
+
+
 def test_a_crash_between_reveal_and_update_neither_resends_nor_lies() -> None:
     """After the restart only the disk is left: round number, "revealed", residual and pending values."""
     federation = Federation.of(6)

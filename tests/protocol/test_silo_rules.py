@@ -350,6 +350,16 @@ def test_mates_without_a_record_signed_under_the_own_manifest_are_refused() -> N
             submit_to(silo, replace(honest, mates=mates))
 
 
+def test_a_mate_that_signed_two_records_is_refused_with_the_one_that_is_not_assigned() -> None:
+    federation = Federation.of(6)
+    federation.until(Phase.SUBMIT)
+    silo = federation.members[0]
+    honest = federation.round.consensus_for(silo.name)
+    second = replace(honest.mates[0], mask_key=AgreementKey.generate().public)
+    signature = federation.silos[second.silo].signing_key.sign(second.digest(federation.round.c1))
+    refused("BAD_MATE", lambda: submit_to(silo, replace(honest, mates=(replace(second, signature=signature),))))
+
+
 def test_a_mate_with_a_key_the_server_made_is_refused_although_the_assignment_fits_it() -> None:
     """The server swaps a mate's mask key for its own and puts the digest of that record into the assignment."""
     federation = Federation.of(6)
