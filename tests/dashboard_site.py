@@ -71,9 +71,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--port", type=int, default=8090)
     parser.add_argument("--seconds", type=float, default=2.0)
+    parser.add_argument("--long", action="store_true", help="Also a run of 10,000 rounds.")
     arguments = parser.parse_args()
     server = ScriptedServer().start()
-    server.add(scripted_run("digits-long", rounds=10_000, state="finished"), 10_000)
+    if arguments.long:
+        server.add(scripted_run("digits-long", rounds=10_000, state="finished"), 10_000)
     server.add(scripted_run("digits-mean", aggregator="mean", alpha=0.0, budget=None, state="finished"), 40)
     server.add(scripted_run("empty", state="waiting"))
     live = server.add(scripted_run("digits"), 60)

@@ -175,7 +175,7 @@ def test_a_run_is_created_from_the_form_once_the_preflight_is_content(chromium: 
     page = visit(chromium, federation.url).open("/new")
     button = page.get_by_role("button", name="Sign and create")
     expect(button).to_be_disabled()
-    page.get_by_label("Name").fill("from-form")
+    page.get_by_role("textbox", name="Name lower-case").fill("from-form")
     expect(page.locator(".fine")).to_be_visible()
     page.get_by_label("Byzantine silos at most").fill("4")
     expect(page.locator(".problems")).to_contain_text("lower f")

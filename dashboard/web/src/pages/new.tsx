@@ -170,7 +170,7 @@ function Editor({ runs, aggregators }: { runs: Run[]; aggregators: string[] }) {
           {text("buffer_size", "Buffer size (s)", "silos whose sum is opened together", number)}
           {text("ring_bits", "Ring (B)", "8, 16 or 32 bits", number)}
           {text("fraction", "Share of coordinates (K/d)", "sent per round over all silos", number)}
-          {text("alpha", "Obfuscation (alpha)", "0 gives no guarantee, 1 hides all", number)}
+          {text("alpha", "Obfuscation (alpha)", "share of random coordinates; 0 gives no guarantee", number)}
           {text("epsilon_budget", "Stop at epsilon", "0 means never", number)}
           {text("target_accuracy", "Stop at accuracy", "from 0 to 1; 0 means never", number)}
           {text("propose_seconds", "Time to train and propose, s", "per round", number)}
