@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fedrep.errors import CryptoError, InvalidInputError, OutOfPhaseError, RefusedError
 from fedrep.protocol.error_memory import ErrorMemory, Fate, Pending
 from fedrep.protocol.manifests import RosterEntry, RoundManifest, SiloName, session_key_message
-from fedrep.protocol.messages import Outcome, Phase, Reveal, Secret, Statement, SurvivorSet, Update
+from fedrep.protocol.messages import Outcome, Phase, Reveal, Secret, Statement, SurvivorSet, Update, confirmation_message
 from fedrep.protocol.preflight import preflight
 from fedrep.protocol.silo_round import Ready, renounce
 from fedrep.protocol.silo_rules import Once, Policy, check_run
@@ -821,3 +821,53 @@ def test_pending_values_of_one_silo_are_not_settled_by_anothers_round() -> None:
     memory = ErrorMemory(np.zeros(64, np.float32), pending=(pending,))
     foreign = outcome(federation, run=b"another run")
     assert memory.settle(foreign) == (memory, None)
+
+
+def random_groups(members: list[Silo], rng: np.random.Generator, smallest: int) -> list[list[Silo]]:
+    order = [members[n] for n in rng.permutation(len(members))]
+    cut = int(rng.integers(smallest, len(members) - smallest + 1)) if len(members) >= 2 * smallest else len(members)
+    return [group for group in (order[:cut], order[cut:]) if group]
+
+
+@pytest.mark.parametrize("colluding", [0, 1])
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_a_server_shows_to_whom_it_reads_nobody(seed: int, colluding: int) -> None:
+    """Random lies: two assignments, a survivor set of its own for each holder, all signatures for all, colluders who sign all."""
+    rng = np.random.default_rng(seed)
+    federation = Federation.of(7, seed=seed, buffer_size=3, colluders=colluding, min_survivors=2 + colluding, quorum=5)
+    server = LyingServer.with_proposals(federation, list(federation.silos.values())[:colluding])
+    members = federation.members
+    shown = [random_groups(members, rng, federation.run.min_survivors) for _ in range(2)]
+    split = rng.choice(2, size=len(members), p=[0.8, 0.2] if seed % 2 else [1.0, 0.0])
+    told = {silo.name: shown[choice] for silo, choice in zip(members, split, strict=True)}
+    for silo in members:
+        server.show(silo, told[silo.name])
+    signatures = []
+    for silo in members:
+        elsewhere = [mate for mate in members if told[mate.name] is not told[silo.name]]
+        called_dropped = [members[-1]] if rng.random() < seed / 5 else []
+        assert server.try_to_confirm([silo], server.survivors(told[silo.name], without=elsewhere + called_dropped)) == [silo]
+        assert silo.confirmed is not None
+        signatures.append((silo.name, silo.confirmed.message.signature))
+    honest = members[colluding:]
+    for silo in honest:
+        assert silo.confirmed is not None
+        theirs = [(name, colluder_signature(federation.silos[name], silo)) for name in server.colluders]
+        try:
+            server.learn(silo.confirmed.on_signatures((*signatures, *theirs)).message)
+        except RefusedError:
+            continue
+    for silo in honest:
+        assert server.secret(silo.name, Secret.SEED) is None or server.secret(silo.name, Secret.KEY) is None
+        assert server.read(silo) is None
+    for groups in shown:
+        for group in groups:
+            own = [silo for silo in group if silo in honest and told[silo.name] is groups]
+            assert sum(server.secret(silo.name, Secret.SEED) is not None for silo in own) != 1
+
+
+def colluder_signature(colluder: Silo, holder: Silo) -> bytes:
+    """Whatever the holder confirmed, the colluder confirms too."""
+    assert holder.confirmed is not None
+    message = confirmation_message(holder.confirmed.agreement.c2, holder.confirmed.survivors)
+    return colluder.signing_key.sign(message)
