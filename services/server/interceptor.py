@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,7 +16,7 @@ from typing import Any, Protocol
 import grpc
 import structlog
 
-from fedrep.errors import CryptoError, FedrepError
+from fedrep.errors import CryptoError, DecodeError, FedrepError
 from services.identity.certificates import PeerCertificate, Role, TrustStore
 from services.identity.peer import peer_certificate, until_unwelcome
 from services.runtime.status import abort_with
@@ -72,70 +73,82 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         return self._wrapped(handler, method, roles)
 
     def _wrapped(self, handler: Any, method: str, roles: tuple[Role, ...]) -> Handler:
-        """The same kind of handler, with the gate in front."""
+        """The same kind of handler, with the gate in front. It takes and gives bytes: nothing is decoded for a stranger."""
+        coding = Coding(handler.request_deserializer, handler.response_serializer)
         if handler.response_streaming:
             inner = handler.stream_stream if handler.request_streaming else handler.unary_stream
 
-            async def stream(request: Any, context: Context) -> AsyncIterator[Any]:
-                call = _Call(self, method, roles, context)
+            async def stream(request: Any, context: Context) -> AsyncIterator[bytes]:
+                call = _Call(self, method, roles, coding, context)
                 async for response in call.stream(inner, request):
                     yield response
 
             make = grpc.stream_stream_rpc_method_handler if handler.request_streaming else grpc.unary_stream_rpc_method_handler
-            return make(stream, handler.request_deserializer, handler.response_serializer)
+            return make(stream)
         single = handler.stream_unary if handler.request_streaming else handler.unary_unary
 
-        async def unary(request: Any, context: Context) -> Any:
-            return await _Call(self, method, roles, context).unary(single, request)
+        async def unary(request: Any, context: Context) -> bytes | None:
+            return await _Call(self, method, roles, coding, context).unary(single, request)
 
         make_unary = grpc.stream_unary_rpc_method_handler if handler.request_streaming else grpc.unary_unary_rpc_method_handler
-        return make_unary(unary, handler.request_deserializer, handler.response_serializer)
+        return make_unary(unary)
+
+
+@dataclass(frozen=True, slots=True)
+class Coding:
+    """Messages of one RPC <-> bytes."""
+
+    read: Callable[[bytes], Any]
+    write: Callable[[Any], bytes]
+
+    def request(self, data: bytes) -> Any:
+        try:
+            return self.read(data)
+        except Exception as error:  # protobuf's own class; whatever it is, the bytes are at fault
+            raise DecodeError("these bytes are not a message of this call; update the program that sent them") from error
 
 
 class _Call:
     """One RPC in progress."""
 
-    def __init__(self, gate: Gate, method: str, roles: tuple[Role, ...], context: Context) -> None:
+    def __init__(self, gate: Gate, method: str, roles: tuple[Role, ...], coding: Coding, context: Context) -> None:
         self._trust = gate._trust
         self._meter = gate._meter
         self._method = method
         self._roles = roles
+        self._coding = coding
         self._context = context
         self._up = 0
         self._down = 0
         self._started = time.monotonic()
         self._notes: CallNotes | None = None
 
-    async def unary(self, behaviour: Callable[..., Awaitable[Any]], request: Any) -> Any:
+    async def unary(self, behaviour: Callable[..., Awaitable[Any]], request: Any) -> bytes | None:
+        response = None
         try:
             self._admit()
-            response = await self._guarded(behaviour(self._counted(request), self._context))
-            self._down += response.ByteSize()
+            response = self._sent(await self._guarded(behaviour(self._received(request), self._context)))
         except FedrepError as error:
             self._finish(error.status, error)
             await abort_with(self._context, error)
         except asyncio.CancelledError:
             self._finish("CANCELLED")
             raise
-        except grpc.aio.AbortError:
-            self._finish("ABORTED")
-            raise
         except Exception as error:
             await self._fail(error)
         self._finish("OK")
         return response
 
-    async def stream(self, behaviour: Callable[..., AsyncIterator[Any]], request: Any) -> AsyncIterator[Any]:
+    async def stream(self, behaviour: Callable[..., AsyncGenerator[Any, None]], request: Any) -> AsyncIterator[bytes]:
         try:
             self._admit()
-            responses = behaviour(self._counted(request), self._context)
-            while True:
-                try:
-                    response = await self._guarded(anext(responses))
-                except StopAsyncIteration:
-                    break
-                self._down += response.ByteSize()
-                yield response
+            async with aclosing(behaviour(self._received(request), self._context)) as responses:
+                while True:
+                    try:
+                        response = await self._guarded(anext(responses))
+                    except StopAsyncIteration:
+                        break
+                    yield self._sent(response)
         except FedrepError as error:
             self._finish(error.status, error)
             await abort_with(self._context, error)
@@ -154,28 +167,38 @@ class _Call:
         """Quick calls are not watched; one that waits is watched for revocation."""
         assert self._notes is not None
         task = asyncio.ensure_future(work)
-        done, _ = await _wait_for_any({task}, timeout=1.0)
-        if not done:
-            watch = asyncio.ensure_future(until_unwelcome(self._trust, self._notes.peer))
-            try:
-                await _wait_for_any({task, watch}, timeout=None)
-                if not task.done():
-                    task.cancel()
-                    raise watch.result()
-            finally:
-                watch.cancel()
-        return task.result()
+        try:
+            await asyncio.wait({task}, timeout=1.0)
+            if not task.done():
+                await self._watched(task, self._notes.peer)
+            return task.result()
+        finally:
+            await _put_down(task)
 
-    def _counted(self, request: Any) -> Any:
-        if hasattr(request, "ByteSize"):
-            self._up += request.ByteSize()
-            return request
-        return self._counted_stream(request)
+    async def _watched(self, task: asyncio.Future[Any], peer: PeerCertificate) -> None:
+        watch = asyncio.ensure_future(until_unwelcome(self._trust, peer))
+        try:
+            await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise watch.result()
+        finally:
+            await _put_down(watch)
 
-    async def _counted_stream(self, requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
-        async for request in requests:
-            self._up += request.ByteSize()
-            yield request
+    def _received(self, request: Any) -> Any:
+        return self._one_received(request) if isinstance(request, bytes) else self._stream_received(request)
+
+    def _one_received(self, data: bytes) -> Any:
+        self._up += len(data)
+        return self._coding.request(data)
+
+    async def _stream_received(self, requests: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+        async for data in requests:
+            yield self._one_received(data)
+
+    def _sent(self, response: Any) -> bytes:
+        data = self._coding.write(response)
+        self._down += len(data)
+        return data
 
     async def _fail(self, error: Exception) -> None:
         log.exception("rpc_failed", method=self._method)
@@ -194,11 +217,10 @@ class _Call:
             getattr(log, level)("refused", method=self._method.rsplit("/")[-1], caller=name, reason=error.reason, why=str(error))
 
 
-async def _wait_for_any(tasks: set[asyncio.Future[Any]], timeout: float | None) -> tuple[set[Any], set[Any]]:
-    """`asyncio.wait`, but the work is cancelled with its waiter."""
-    try:
-        return await asyncio.wait(tasks, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-    except asyncio.CancelledError:
-        for task in tasks:
-            task.cancel()
-        raise
+async def _put_down(task: asyncio.Future[Any]) -> None:
+    """Cancelled if it still runs, and really over when this returns: a generator cannot be closed while it runs."""
+    if not task.done():
+        task.cancel()
+        await asyncio.wait({task})
+        if not task.cancelled():
+            task.exception()

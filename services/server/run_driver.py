@@ -127,7 +127,7 @@ class RunDriver:
     async def deliver(self, event: Proposal | Submission | Confirmation | Reveal) -> None:
         """One message of a silo into the open round."""
         async with self._lock:
-            if isinstance(event, Reveal) and self.open is None and event.round == self.last_round:
+            if isinstance(event, Reveal) and event.round == self.last_round:
                 return  # enough others were faster; that is no fault of this holder
             await self._receive(self._round_for(event.round), event)
 

@@ -1,0 +1,25 @@
+"""One server for a whole module of tests; each test makes a run of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.contract.live_server import LiveServer, People
+
+
+@pytest.fixture(scope="session")
+def people(tmp_path_factory: pytest.TempPathFactory) -> People:
+    return People.create(tmp_path_factory.mktemp("people"))
+
+
+@pytest.fixture(scope="module")
+def server(people: People, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    with LiveServer(people, tmp_path_factory.mktemp("data")) as live:
+        yield live
+
+
+@pytest.fixture
+def run_name(request: pytest.FixtureRequest) -> str:
+    return f"run-{abs(hash(request.node.nodeid)):x}"
