@@ -49,10 +49,9 @@ DIFFERENCES = (
     "Multi-Krum: with f + 1 byzfl averages n - f - 1 rows; we are asked for as many (our default is n - f).",
     "Geometric median and centered clipping: byzfl starts at zero with absolute scales, and keeps the last centre between "
     "calls of one object; ours starts at the most compact majority with relative scales unless told, and keeps nothing.",
-    "Median of an even number of rows: byzfl's torch path returns the lower of the two, its numpy path and ours their mean.",
     "ARC and clipping: byzfl overwrites its input; ours never does.",
     "NaN and infinity: byzfl lets them through (its geometric median drops infinite rows); ours refuses them by name.",
-    "FilterL2: byzfl's relative, CAF, starts its power iteration at random and does not end with one far outlier; not compared.",
+    "FilterL2: byzfl has its relative CAF, whose power iteration starts at random; ours is exact and deterministic; not compared.",
 )
 
 
