@@ -51,7 +51,7 @@ DIFFERENCES = (
     "calls of one object; ours starts at the most compact majority with relative scales unless told, and keeps nothing.",
     "ARC and clipping: byzfl overwrites its input; ours never does.",
     "NaN and infinity: byzfl lets them through (its geometric median drops infinite rows); ours refuses them by name.",
-    "FilterL2: byzfl has its relative CAF, whose power iteration starts at random; ours is exact and deterministic; not compared.",
+    "FilterL2: byzfl has its relative CAF, whose power iteration starts at random; ours is deterministic; not compared.",
 )
 
 
