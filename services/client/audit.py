@@ -1,4 +1,7 @@
-"""Append-only record of everything that left the silo: when, what, how many bytes, with whom, at which cost in epsilon."""
+"""Append-only record of everything that left the silo: when, what, how many bytes, with whom, at which cost in epsilon.
+
+An entry is written before its bytes leave, so the record may show a message that never arrived, never the reverse.
+"""
 
 from __future__ import annotations
 

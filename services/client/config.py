@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from fedrep.errors import SettingsError
 from fedrep.protocol.silo_rules import Policy
 from services.client.trainers.settings import TrainerSettings
 
+Hour = Annotated[int, Field(ge=0, le=24)]
 Hash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
@@ -31,17 +34,14 @@ class PolicySettings(Section):
     roster_file: Path | None = Field(
         default=None, description="file with one key fingerprint (hex) per line: the only silos trusted"
     )
-    hours: tuple[int, int] | None = Field(
-        default=None, description="hours of the day (local, from, to) in which this silo trains"
+    hours: tuple[Hour, Hour] | None = Field(
+        default=None, description="hours of the day (local, from, to) in which this silo trains, for example [22, 6]"
     )
     allow_drills: bool = Field(default=False, description="whether this silo takes part in runs that allow attack drills")
 
     def rules(self, layout_hash: bytes | None) -> Policy:
         """As the core knows it; the roster file is read here, once."""
-        pinned = None
-        if self.roster_file is not None:
-            lines = (line.split("#")[0].strip() for line in self.roster_file.read_text().splitlines())
-            pinned = frozenset(bytes.fromhex(line) for line in lines if line)
+        pinned = _pinned(self.roster_file) if self.roster_file is not None else None
         return Policy(
             smallest_roster=self.smallest_roster,
             smallest_buffer=self.smallest_buffer,
@@ -55,6 +55,23 @@ class PolicySettings(Section):
             allow_drills=self.allow_drills,
             pinned_fingerprints=pinned,
         )
+
+    def trains_at(self, moment: dt.datetime) -> bool:
+        """Hours may run over midnight, as in [22, 6]."""
+        if self.hours is None:
+            return True
+        start, end = self.hours
+        return start <= moment.hour < end if start <= end else (moment.hour >= start or moment.hour < end)
+
+
+def _pinned(path: Path) -> frozenset[bytes]:
+    try:
+        lines = (line.split("#")[0].strip() for line in path.read_text().splitlines())
+        return frozenset(bytes.fromhex(line) for line in lines if line)
+    except OSError as error:
+        raise SettingsError(f"the roster file {path} cannot be read: {error.strerror}") from None
+    except ValueError:
+        raise SettingsError(f"{path} is not a roster file: it holds one key fingerprint in hexadecimal per line") from None
 
 
 class DrillSettings(Section):

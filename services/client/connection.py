@@ -1,7 +1,7 @@
 """The federation as a silo sees it: one coroutine per RPC, streams put together, retries while the server is away.
 
 A refusal by the server arrives as the error it raised there; a server out of reach is tried again with growing, jittered
-pauses, for as long as the operator allows, and is mentioned once a minute.
+pauses, for as long as the operator allows, and is mentioned once a minute. Whatever leaves the silo is in the audit first.
 """
 
 from __future__ import annotations
@@ -47,6 +47,19 @@ T = TypeVar("T")
 LARGEST_PAYLOAD = 8 * 2**30
 REMINDER_SECONDS = 60.0
 CALL_SECONDS = 180.0
+STREAM_SECONDS = 3600.0  # a large model over a slow line; a dead line is noticed by keepalive pings long before
+FIRST_PAUSE = 0.5
+LONGEST_PAUSE = 15.0
+
+# Everything else that carries no reason of this project's is a fault that trying again cannot mend.
+PASSING = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.UNKNOWN,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+)
 
 
 class ServerAwayError(FedrepError):
@@ -80,6 +93,8 @@ class Concluded:
 
 
 class Connection:
+    """`lost` is set whenever the server was away, for the daemon to join again; `sent` counts the bytes that left."""
+
     def __init__(
         self, address: str, load: Callable[[], Credentials], audit: Audit, *, server_name: str | None, patience: float
     ) -> None:
@@ -90,16 +105,23 @@ class Connection:
         self._patience = patience
         self._channel: grpc.aio.Channel | None = None
         self._stub: Any = None
+        self._renewed = False
+        self._retired: set[asyncio.Task[None]] = set()
+        self._reminded: float | None = None
         self.lost = False
+        self.sent = 0
 
     async def close(self) -> None:
-        if self._channel is not None:
-            await self._channel.close(None)
-            self._channel = None
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close(None)
 
     async def renew(self) -> None:
-        """After the certificate was renewed: the next call connects with the new one."""
-        await self.close()
+        """After the certificate was renewed: the next call connects with the new one, and the silo joins with it.
+
+        The call under way keeps the old channel; cutting it would look like being asked to stop.
+        """
+        self._renewed = self.lost = True
 
     async def join(self, run: str, session_key: bytes, signature: bytes, version: int | None) -> Joined:
         request = pb.JoinRequest(
@@ -123,7 +145,7 @@ class Connection:
 
     async def model(self, run: bytes, version: int) -> tuple[pb.ModelHeader, NDArray[np.float32]]:
         async def fetch(stub: Any) -> tuple[pb.ModelHeader, bytes]:
-            stream = stub.GetModel(pb.GetModelRequest(run=run, version=version), timeout=CALL_SECONDS)
+            stream = stub.GetModel(pb.GetModelRequest(run=run, version=version), timeout=STREAM_SECONDS)
             header = await _header_of(stream)
             assembler = Assembler(4 * header.parameters, header.sha256, LARGEST_PAYLOAD, "the model")
             return header, await _collect(stream, assembler)
@@ -136,7 +158,7 @@ class Connection:
         response = await self._call("GetCertificates", lambda stub: stub.GetCertificates(request, timeout=CALL_SECONDS))
         return list(response.certificates)
 
-    async def propose(self, proposal: Proposal) -> None:
+    async def propose(self, proposal: Proposal, **details: Any) -> None:
         header = codec.proposal_to_wire(proposal)
 
         async def parts() -> AsyncIterator[pb.ProposeCoordinatesRequest]:
@@ -146,7 +168,11 @@ class Connection:
 
         size = header.ByteSize() + len(proposal.coordinates)
         await self._call(
-            "ProposeCoordinates", lambda stub: stub.ProposeCoordinates(parts(), timeout=CALL_SECONDS), size, proposal.round
+            "ProposeCoordinates",
+            lambda stub: stub.ProposeCoordinates(parts(), timeout=STREAM_SECONDS),
+            size,
+            proposal.round,
+            **details,
         )
 
     async def consensus(self, run: bytes, round_number: int) -> Consensus:
@@ -158,7 +184,7 @@ class Connection:
 
         return await self._waiting("GetConsensus", fetch)
 
-    async def submit(self, submission: Submission) -> None:
+    async def submit(self, submission: Submission, **details: Any) -> None:
         header = codec.submission_to_wire(submission)
 
         async def parts() -> AsyncIterator[pb.SubmitMaskedShareRequest]:
@@ -168,7 +194,11 @@ class Connection:
 
         size = header.ByteSize() + len(submission.masked)
         await self._call(
-            "SubmitMaskedShare", lambda stub: stub.SubmitMaskedShare(parts(), timeout=CALL_SECONDS), size, submission.round
+            "SubmitMaskedShare",
+            lambda stub: stub.SubmitMaskedShare(parts(), timeout=STREAM_SECONDS),
+            size,
+            submission.round,
+            **details,
         )
 
     async def survivors(self, run: bytes, round_number: int) -> SurvivorSet:
@@ -228,44 +258,54 @@ class Connection:
                     raise
                 await asyncio.sleep(0.05)
 
-    async def _call(self, method: str, call: Callable[[Any], Awaitable[T]], size: int = 0, round_number: int = 0) -> T:
-        """`size` bytes leave the silo and go into the audit when the call was answered."""
-        first_failure: float | None = None
-        reminded = 0.0
-        pause = 0.5
+    async def _call(
+        self, method: str, call: Callable[[Any], Awaitable[T]], size: int = 0, round_number: int = 0, **details: Any
+    ) -> T:
+        """`size` bytes leave the silo, once or, when the answer was lost, several times; the audit has them all."""
+        away_since: float | None = None
+        pause = FIRST_PAUSE
         while True:
+            self.sent += size
+            if size:
+                self._audit.sent(method, size, round_number, **details)
             try:
                 result = await call(self._connected())
             except grpc.aio.AioRpcError as error:
                 refusal = error_of(error)
                 if refusal is not None:
                     raise refusal from error
-                if error.code() not in (
-                    grpc.StatusCode.UNAVAILABLE,
-                    grpc.StatusCode.DEADLINE_EXCEEDED,
-                    grpc.StatusCode.CANCELLED,
-                ):
+                if error.code() not in PASSING:
                     raise FedrepError(f"{method} failed: {error.code().name}: {error.details()}") from error
-                now = time.monotonic()
-                first_failure = first_failure if first_failure is not None else now
-                self.lost = True
-                if now - first_failure > self._patience:
-                    raise ServerAwayError(
-                        f"the server at {self._address} was out of reach for {self._patience:.0f} seconds ({error.details()}); "
-                        "check the address with: fedrep doctor"
-                    ) from error
-                if now - reminded > REMINDER_SECONDS:
-                    log.warning("server_away", server=self._address, since=round(now - first_failure), why=error.details())
-                    reminded = now
+                away_since = away_since if away_since is not None else time.monotonic()
+                self._note_away(time.monotonic() - away_since, error)
                 await self.close()
                 await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-                pause = min(2 * pause, 15.0)
+                pause = min(2 * pause, LONGEST_PAUSE)
                 continue
-            if size:
-                self._audit.sent(method, size, round_number)
+            if away_since is not None:
+                log.info("server_back", server=self._address, away=round(time.monotonic() - away_since))
             return result
 
+    def _note_away(self, seconds: float, error: grpc.aio.AioRpcError) -> None:
+        """Once a minute, however many calls fail; an error once the operator's patience is over."""
+        self.lost = True
+        if seconds > self._patience:
+            raise ServerAwayError(
+                f"the server at {self._address} was out of reach for {self._patience:.0f} seconds ({error.details()}); "
+                "check the address with: fedrep doctor"
+            ) from error
+        now = time.monotonic()
+        if self._reminded is None or now - self._reminded >= REMINDER_SECONDS:
+            self._reminded = now
+            log.warning("server_away", server=self._address, seconds=round(seconds), why=error.details())
+
     def _connected(self) -> Any:
+        if self._renewed and self._channel is not None:
+            task = asyncio.ensure_future(self._channel.close(STREAM_SECONDS))
+            self._retired.add(task)
+            task.add_done_callback(self._retired.discard)
+            self._channel = None
+        self._renewed = False
         if self._channel is None:
             credentials = self._load()
             self._channel = grpc.aio.secure_channel(
@@ -275,6 +315,11 @@ class Connection:
             )
             self._stub = FederationServiceStub(self._channel)  # type: ignore[no-untyped-call]
         return self._stub
+
+
+def said_by_server(error: FedrepError) -> bool:
+    """Whether the server refused, rather than a rule of this silo's own."""
+    return isinstance(error.__cause__, grpc.RpcError)
 
 
 async def _header_of(stream: Any) -> Any:

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import math
 from dataclasses import replace
 
 import structlog
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from fedrep.coding import decode_coordinates
-from fedrep.errors import FedrepError, ProtocolError, RefusedError
+from fedrep.errors import FedrepError, InvalidInputError, NotFoundError, ProtocolError, RefusedError
 from fedrep.protocol.messages import Outcome, Update
 from fedrep.protocol.model_state import ModelState
 from fedrep.wire.v1 import federation_pb2 as pb
-from services.client.audit import Audit
 from services.client.config import ClientSettings
-from services.client.connection import Connection, Joined
-from services.client.daemon import OVER, POLL_SECONDS
+from services.client.connection import Joined
+from services.client.daemon import OVER, POLL_SECONDS, connect
 from services.client.peers import check_run_signature
-from services.client.trainer import ModelExporter, Trainer
-from services.identity.certificates import Credentials, TrustStore
+from services.client.state import StateFolder
+from services.client.trainer import Evaluation, ModelExporter, Trainer
+from services.client.training import in_thread
+from services.identity.certificates import TrustStore
 from services.runtime.files import write_atomically
 
 log = structlog.get_logger(__name__)
@@ -27,45 +31,61 @@ log = structlog.get_logger(__name__)
 
 class Evaluator:
     def __init__(self, settings: ClientSettings, trust: TrustStore, trainer: Trainer) -> None:
-        settings.state.mkdir(parents=True, exist_ok=True)
         self._settings = settings
         self._trust = trust
         self._trainer = trainer
-        self.connection = Connection(
-            settings.server,
-            lambda: Credentials.load(settings.credentials),
-            Audit(settings.state / "audit.jsonl"),
-            server_name=settings.server_name,
-            patience=settings.give_up_after,
-        )
+        self.connection = connect(settings)
+        self._state = StateFolder(settings.state)
+        self._best_file = settings.state / "best.safetensors"
+        self._best = self._best_so_far()
         self._model: ModelState | None = None
-        self._best = -1.0
         self._evaluated: int | None = None
+        self.speaking = False  # an evaluator can leave at any moment
+        self._leaving = False
+        self.status: dict[str, object] = {"run": settings.run, "server": settings.server, "phase": "starting"}
+
+    @property
+    def model(self) -> ModelState | None:
+        return self._model
 
     async def run(self) -> None:
-        while True:
-            joined = await self.connection.join(self._settings.run, b"", b"", self._model.version if self._model else None)
+        while not self._leaving:
+            version = self._model.version if self._model else None
+            try:
+                joined = await self.connection.join(self._settings.run, b"", b"", version)
+            except NotFoundError as error:
+                log.debug("waiting_for_run", why=str(error))
+                await asyncio.sleep(POLL_SECONDS)
+                continue
             run = check_run_signature(joined.run, self._trust).digest()
             await self._catch_up(run, joined)
             if joined.state in OVER:
+                await self._evaluate(run, joined.last_round)
+                self._show(joined.last_round, f"run {joined.state}")
                 return
             if joined.round is None:
                 await asyncio.sleep(POLL_SECONDS)
                 continue
             await self._follow_rounds(run, joined.round.manifest.round)
 
+    def stop(self) -> None:
+        self._leaving = True
+
     async def leave(self) -> None:
         await self.connection.close()
 
     async def _follow_rounds(self, run: bytes, round_number: int) -> None:
         """Round after round, as long as each update names the next one."""
-        while True:
+        while not self._leaving:
+            self._show(round_number, "waiting for the update")
             try:
                 concluded = await self.connection.update(run, round_number)
-            except (RefusedError, ProtocolError) as error:
-                log.debug("update_refused", round=round_number, why=str(error))
+                await self._take(run, concluded.update)
+            except (RefusedError, ProtocolError, InvalidInputError) as error:
+                log.info("update_refused", round=round_number, why=str(error))
+                self._model = None
+                await asyncio.sleep(POLL_SECONDS)
                 return
-            await self._take(run, concluded.update)
             if concluded.next_round is None or concluded.state in OVER:
                 return
             round_number = concluded.next_round.manifest.round
@@ -91,34 +111,57 @@ class Evaluator:
         self._model = replace(ModelState.initial(vector), version=header.version, chain=header.chain)
 
     async def _evaluate(self, run: bytes, round_number: int) -> None:
-        assert self._model is not None
-        if self._evaluated == self._model.version:
+        model = self._model
+        if model is None or self._evaluated == model.version:
             return
-        self._evaluated = self._model.version
-        result = await asyncio.to_thread(self._trainer.evaluate, self._model.vector)
+        self._show(round_number, "evaluating")
+        result = await in_thread(lambda: self._trainer.evaluate(model.vector))
+        self._evaluated = model.version
         log.info("evaluated", round=round_number, accuracy=result.accuracy, loss=round(result.loss, 4))
         request = pb.ReportMetricsRequest(
             run=run,
             round=round_number,
-            model_version=self._model.version,
+            model_version=model.version,
             loss=result.loss,
             accuracy=result.accuracy,
             samples=result.samples,
         )
-        await self.connection.report(request)
-        if result.accuracy is not None and result.accuracy > self._best:
-            self._best = result.accuracy
-            self._keep_best()
+        try:
+            await self.connection.report(request)
+        except FedrepError as error:
+            log.warning("report_refused", why=str(error))
+        if score(result) > self._best:
+            self._keep_best(model, result)
 
-    def _keep_best(self) -> None:
+    def _keep_best(self, model: ModelState, result: Evaluation) -> None:
         """With batch-norm statistics where the trainer can give them; a model it cannot export is kept as plain parameters."""
-        assert self._model is not None
         tensors = None
         if isinstance(self._trainer, ModelExporter):
             try:
-                tensors = self._trainer.export(self._model.vector)
+                tensors = self._trainer.export(model.vector)
             except FedrepError as error:
                 log.warning("model_not_exported", why=str(error))
-        metadata = {"fedrep.version": str(self._model.version), "fedrep.accuracy": f"{self._best:.6f}"}
-        data = save(tensors if tensors is not None else {"model": self._model.vector}, metadata)
-        write_atomically(self._settings.state / "best.safetensors", data, 0o644)
+        notes = {"version": model.version, "accuracy": result.accuracy, "loss": result.loss, "score": score(result)}
+        data = save(tensors if tensors is not None else {"model": model.vector}, {"fedrep": json.dumps(notes)})
+        write_atomically(self._best_file, data, 0o644)
+        self._best = score(result)
+
+    def _best_so_far(self) -> float:
+        """A restart does not forget how good the best model was."""
+        if not self._best_file.exists():
+            return -math.inf
+        try:
+            with safe_open(self._best_file, "np") as file:
+                return float(json.loads(file.metadata()["fedrep"])["score"])
+        except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+            log.warning("best_model_unreadable", file=str(self._best_file), why=str(error))
+            return -math.inf
+
+    def _show(self, round_number: int, phase: str) -> None:
+        self.status |= {"round": round_number, "phase": phase}
+        self._state.save_status(self.status)
+
+
+def score(result: Evaluation) -> float:
+    """Larger is better: the accuracy, or the negative loss where the task has no accuracy."""
+    return result.accuracy if result.accuracy is not None else -result.loss

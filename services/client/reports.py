@@ -1,4 +1,8 @@
-"""What a silo tells: its operator a calm line per round, its status file, and the server as much as `report` allows."""
+"""What a silo tells: its operator a calm line per round, its status file, and the server as much as `report` allows.
+
+Figures are not masked, so the operator decides: "none" sends no figures, "counts" clip rate, samples, epsilon and rounds given
+up, "all" also losses, accuracy, timings and the text of training errors. Refused manifests and drills are always reported.
+"""
 
 from __future__ import annotations
 
@@ -11,34 +15,44 @@ from fedrep.errors import FedrepError
 from fedrep.privacy import Ledger
 from fedrep.protocol.manifests import RoundManifest, RunManifest
 from fedrep.protocol.messages import Outcome, Update
-from fedrep.protocol.model_state import ModelState
 from fedrep.wire.v1 import federation_pb2 as pb
+from services.client.books import Books
 from services.client.config import ClientSettings
 from services.client.connection import Connection, Joined
 from services.client.state import StateFolder
-from services.client.trainer import Trainer
-from services.client.training import Trained
+from services.client.training import Trained, Training, TrainingFailedError, in_thread
 
 log = structlog.get_logger(__name__)
 
+LONGEST_PROBLEM = 500
+
 
 class Reports:
-    def __init__(self, settings: ClientSettings, connection: Connection, state: StateFolder, name: str) -> None:
+    def __init__(
+        self, settings: ClientSettings, connection: Connection, state: StateFolder, name: str, training: Training
+    ) -> None:
         self._settings = settings
         self._connection = connection
         self._state = state
+        self._training = training
         self._trained: Trained | None = None
         self._clip_rate: float | None = None
+        self._sent_before = 0
+        self.rounds_over = 0
         self.status: dict[str, Any] = {"silo": name, "run": settings.run, "server": settings.server, "phase": "starting"}
 
-    def phase(self, round_number: int, phase: str) -> None:
-        self.status |= {"round": round_number, "phase": phase, "at": time.time()}
+    def phase(self, round_number: int | None, phase: str) -> None:
+        self.status |= {"phase": phase, "at": time.time()}
+        if round_number is not None:
+            self.status["round"] = round_number
         self._state.save_status(self.status)
 
     def joined(self, run: RunManifest, joined: Joined) -> None:
-        self.status |= {"phase": "joined", "state": joined.state, "run_hash": run.digest().hex(), "at": time.time()}
-        self._state.save_status(self.status)
-        log.info("joined", run=run.name, state=joined.state, model_version=joined.model_version)
+        again = self.status.get("run_hash") == run.digest().hex() and self.status.get("state") == joined.state
+        self.status |= {"state": joined.state, "run_hash": run.digest().hex(), "last_round": joined.last_round}
+        self.phase(None, "joined")
+        if not again:  # a silo between rounds asks every second
+            log.info("joined", run=run.name, state=joined.state, model_version=joined.model_version)
 
     def trained(self, trained: Trained) -> None:
         self._trained = trained
@@ -50,47 +64,65 @@ class Reports:
             request = pb.ReportMetricsRequest(run=manifest.run, round=manifest.round, clip_rate=clip_rate)
             await self._send(request)
 
-    async def problem(self, manifest: RoundManifest, text: str) -> None:
+    async def refused_run(self, run: RunManifest, last_round: int, error: FedrepError) -> None:
+        """What this silo's policy forbids, the consortium should see."""
+        log.error("run_refused", run=run.name, why=str(error))
+        self.status |= {"problem": str(error)}
+        self.phase(None, "refused")
+        await self._send(_problem(run.digest(), last_round, str(error)))
+
+    async def problem(self, manifest: RoundManifest, text: str, *, own: bool) -> None:
+        """`own` is a rule or policy of this silo; what the server said itself it need not hear again."""
         log.error("problem", round=manifest.round, why=text)
         self.status |= {"problem": text}
-        await self._send(pb.ReportMetricsRequest(run=manifest.run, round=manifest.round, problem=text[:500]))
+        if own:
+            await self._send(_problem(manifest.run, manifest.round, text))
 
-    async def round_over(
-        self,
-        manifest: RoundManifest,
-        update: Update,
-        model: ModelState | None,
-        trainer: Trainer,
-        ledger: Ledger,
-        given_up: int,
-    ) -> None:
+    async def training_failed(self, manifest: RoundManifest, error: TrainingFailedError) -> None:
+        """The text of user code's errors may quote data: it leaves the silo only with report = "all"."""
+        log.error("training_failed", round=manifest.round, why=str(error))
+        text = f"training failed: {error}"
+        self.status |= {"problem": text}
+        if self._settings.report != "all":
+            text = "training failed; the silo's log says why"
+        await self._send(_problem(manifest.run, manifest.round, text))
+
+    async def round_over(self, manifest: RoundManifest, update: Update, books: Books) -> None:
+        ledger, given_up = books.journal.ledger, books.memory.given_up
         request = pb.ReportMetricsRequest(
             run=manifest.run, round=manifest.round, model_version=update.model_version, drill=self._settings.drill.attack
         )
         if self._settings.report != "none":
             self._add_counts(request, ledger, given_up)
         if self._settings.report == "all":
-            self._add_figures(request, model, trainer, update)
-        await self._send(request)
+            await self._add_figures(request, books, update)
+        if self._settings.report != "none" or self._settings.drill.attack:
+            await self._send(request)
         budget = self._settings.policy.epsilon_budget
-        left = None if budget is None or ledger.total is None else budget - ledger.total
+        loss = self._trained.loss if self._trained is not None else None
+        sent, self._sent_before = self._connection.sent - self._sent_before, self._connection.sent
         self.status |= {
             "last_round": update.round,
             "outcome": update.outcome.value,
+            "reason": update.reason,
             "model_version": update.model_version,
-            "train_loss": self._trained.loss if self._trained is not None else None,
-            "epsilon_total": ledger.total,
-            "epsilon_left": left,
+            "train_loss": loss,
+            "bytes_sent": sent,
+            "epsilon_total": ledger.total if ledger.rounds else 0.0,
+            "epsilon_left": None if budget is None or ledger.total is None else budget - ledger.total,
+            "pending_rounds": len(books.memory.pending),
             "given_up": given_up,
         }
+        self.rounds_over += 1
         self.phase(update.round, "between rounds")
         log.info(
             "round",
             round=update.round,
             outcome=update.outcome.value,
             why=update.reason or None,
-            loss=round(self._trained.loss, 4) if self._trained is not None else None,
-            epsilon=ledger.total,
+            loss=round(loss, 4) if loss is not None else None,
+            bytes_sent=sent,
+            epsilon=self.status["epsilon_total"],
         )
         self._trained, self._clip_rate = None, None
 
@@ -105,15 +137,21 @@ class Reports:
         if self._trained is not None:
             request.samples = self._trained.samples
 
-    def _add_figures(self, request: pb.ReportMetricsRequest, model: ModelState | None, trainer: Trainer, update: Update) -> None:
+    async def _add_figures(self, request: pb.ReportMetricsRequest, books: Books, update: Update) -> None:
         if self._trained is not None:
             request.train_loss, request.train_seconds = self._trained.loss, self._trained.seconds
         due = update.outcome is Outcome.APPLIED and update.round % self._settings.evaluate_every == 0
-        if model is not None and due:
-            evaluation = trainer.evaluate(model.vector)
-            request.loss = evaluation.loss
-            if evaluation.accuracy is not None:
-                request.accuracy = evaluation.accuracy
+        model = books.model
+        if model is None or not due or self._training.busy:
+            return
+        try:
+            evaluation = await in_thread(lambda: self._training.trainer.evaluate(model.vector))
+        except Exception as error:  # user code may raise anything; a figure less is no reason to stop
+            log.error("evaluation_failed", round=update.round, why=f"{type(error).__name__}: {error}")
+            return
+        request.loss = evaluation.loss
+        if evaluation.accuracy is not None:
+            request.accuracy = evaluation.accuracy
 
     async def _send(self, request: pb.ReportMetricsRequest) -> None:
         """Figures are a courtesy: a server that does not want them must not stop the silo."""
@@ -121,3 +159,7 @@ class Reports:
             await self._connection.report(request)
         except FedrepError as error:
             log.debug("report_refused", why=str(error))
+
+
+def _problem(run: bytes, round_number: int, text: str) -> pb.ReportMetricsRequest:
+    return pb.ReportMetricsRequest(run=run, round=round_number, problem=text[:LONGEST_PROBLEM])

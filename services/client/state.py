@@ -141,11 +141,16 @@ class StateFolder:
         write_atomically(self._model, save({"model": model.vector}, {"fedrep": json.dumps(notes)}))
 
     def save_status(self, status: Mapping[str, Any]) -> None:
-        """For `fedrep client status`; nothing depends on it."""
-        write_atomically(self.folder / "status.json", json.dumps(status).encode())
+        """For `fedrep client status`. Nothing depends on it, so it costs no fsync: it changes several times a round."""
+        path = self.folder / "status.json"
+        temporary = self.folder / ".status.json.part"
+        temporary.write_text(json.dumps(status))
+        temporary.replace(path)
 
     def purge(self) -> None:
-        for path in (self._journal, self._memory, self._model, self.folder / "status.json", self.folder / "audit.jsonl"):
+        for name in ("status.json", "audit.jsonl", "best.safetensors"):
+            (self.folder / name).unlink(missing_ok=True)
+        for path in (self._memory, self._model, self._journal):
             path.unlink(missing_ok=True)
 
 

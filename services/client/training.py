@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import structlog
@@ -15,6 +19,8 @@ from fedrep.protocol.model_state import ModelState
 from services.client.trainer import Trainer, TrainerState, TrainResult
 
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
 
 
 class TrainingFailedError(FedrepError):
@@ -36,43 +42,92 @@ class Trained:
 
 
 class Training:
-    """At most one training runs at a time; one for an older model version is waited for and thrown away."""
+    """At most one training runs at a time; what it makes of an older model version is thrown away."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
         self._task: asyncio.Task[Trained] | None = None
         self._version: int | None = None
-        self._before: TrainerState = {}
+        self._before: TrainerState | None = None
 
-    async def result(self, model: ModelState, round_number: int, seconds: float) -> Trained | None:
-        """The update for this version, or None if it is not ready in time; asking again goes on waiting for it."""
+    @property
+    def busy(self) -> bool:
+        """While it is, nobody else may use the trainer."""
+        return self._task is not None and not self._task.done()
+
+    async def result(
+        self, model: ModelState, round_number: int, seconds: float, start_from: TrainerState | None
+    ) -> Trained | None:
+        """The update for this version, or None if it is not ready in time; asking again goes on waiting for it.
+
+        `start_from` is what the trainer is put back to before a new training, or None if it already stands there.
+        """
+        limit = time.monotonic() + seconds
         if self._task is not None and self._version != model.version:
-            await asyncio.wait({self._task})
-            self._forget()
+            if not await self._ready_by(limit):
+                return None
+            self._task.exception()  # nobody else asks how a training for an older model went
+            self._task = None
+            start_from = self._before
         if self._task is None:
+            if start_from is not None:
+                self.trainer.load_state(start_from)
             self._version, self._before = model.version, self.trainer.state()
             self._task = asyncio.create_task(self._train(model, round_number))
-        done, _ = await asyncio.wait({self._task}, timeout=seconds)
-        if not done:
+        if not await self._ready_by(limit):
             return None
         task, self._task = self._task, None
+        if task.exception() is not None:
+            with suppress(Exception):  # a trainer that keeps its promise has done so already
+                self.trainer.load_state(self._before or {})
         return task.result()
 
-    def _forget(self) -> None:
-        """An update nobody used leaves no trace: momentum goes back with it."""
-        self._task = None
-        self.trainer.load_state(self._before)
+    async def _ready_by(self, limit: float) -> bool:
+        assert self._task is not None
+        done, _ = await asyncio.wait({self._task}, timeout=max(limit - time.monotonic(), 0.0))
+        return bool(done)
 
     async def _train(self, model: ModelState, round_number: int) -> Trained:
         started = time.monotonic()
         try:
-            result: TrainResult = await asyncio.to_thread(self.trainer.train, model.vector, round_number)
+            result: TrainResult = await in_thread(lambda: self.trainer.train(model.vector, round_number))
+            update = model.vector - result.model
+            finite = bool(np.isfinite(update).all())
         except FedrepError as error:
             raise TrainingFailedError(str(error)) from error
         except Exception as error:  # user code may raise anything; the round is left, the silo goes on
-            log.exception("training_failed")
+            log.error("training_raised", round=round_number, exc_info=True)
             raise TrainingFailedError(f"{type(error).__name__}: {error}") from error
-        update = model.vector - result.model
-        if not np.isfinite(update).all():
+        if not finite:
             raise TrainingFailedError("the local update holds NaN or infinity; lower the learning rate or clip gradients")
         return Trained(model.version, update, result.loss, result.samples, time.monotonic() - started, self.trainer.state())
+
+
+async def in_thread(function: Callable[[], T]) -> T:
+    """Like asyncio.to_thread, but the process can end while `function` runs: training may take hours, leaving must not."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(result)  # type: ignore[arg-type]
+
+    def work() -> None:
+        result: T | None = None
+        problem: Exception | None = None
+        try:
+            result = function()
+        except Exception as error:
+            # A future cannot carry StopIteration, which an exhausted iterator in user code raises.
+            problem = RuntimeError("StopIteration: the data ran out") if isinstance(error, StopIteration) else error
+        except BaseException as error:  # sys.exit() in user code ends a training, not the silo
+            problem = RuntimeError(repr(error))
+        with suppress(RuntimeError):  # the loop is closed: the daemon has left meanwhile
+            loop.call_soon_threadsafe(settle, result, problem)
+
+    threading.Thread(target=work, name="training", daemon=True).start()
+    return await done

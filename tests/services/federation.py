@@ -40,6 +40,7 @@ from services.client.daemon import SiloDaemon
 from services.client.evaluator import Evaluator
 from services.client.layout import ModelLayout, Vector
 from services.client.trainer import Evaluation, Trainer, TrainResult
+from services.client.training import in_thread
 from services.identity.authority import CertificateAuthority, issue_credentials
 from services.identity.certificates import Credentials, Identity, Role
 from services.runtime.observer_client import ObserverClient
@@ -252,7 +253,7 @@ class Federation:
                 status = pb.GetRunResponse()
             if condition(status):
                 return status
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.2)  # each question is a TLS handshake
 
     async def _observe(self, ask: Callable[[ObserverClient], T]) -> T:
         admin = self.credentials("admin")
@@ -264,7 +265,7 @@ class Federation:
             finally:
                 client.close()
 
-        return await asyncio.to_thread(call)
+        return await in_thread(call)  # not the loop's own few threads, which the server in this process needs to answer
 
     def start_server_process(self) -> ServerProcess:
         """`fedrep server --config ...`; returns at once, `wait_until_serving` waits."""
@@ -322,7 +323,7 @@ class RunningProcess:
 
     async def wait(self, seconds: float = 60.0) -> int:
         """The exit code; negative is the number of the signal that ended it."""
-        return await asyncio.to_thread(self.process.wait, seconds)
+        return await in_thread(lambda: self.process.wait(seconds))
 
 
 @dataclass

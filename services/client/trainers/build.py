@@ -6,7 +6,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from fedrep.errors import FedrepError, SettingsError
 from services.client.trainer import Trainer
 from services.client.trainers.batches import ImageBatches, OrderedImages, derived_seed
 from services.client.trainers.datasets import DATASETS, ImageDataset
@@ -16,14 +15,12 @@ from services.client.trainers.models import build_model
 from services.client.trainers.settings import TrainerSettings
 from services.client.trainers.splits import dirichlet_split, iid_split
 from services.client.trainers.torch_trainer import TorchTrainer
-from services.client.trainers.user_code import load_function
-
-_MEMBERS = ("layout", "initial", "train", "evaluate", "state", "load_state")
+from services.client.trainers.user_code import user_trainer
 
 
 def build_trainer(settings: TrainerSettings) -> Trainer:
     if settings.user_code is not None:
-        return _user_trainer(settings.user_code, settings)
+        return user_trainer(settings.user_code, settings)
     return image_trainer(settings, DATASETS[settings.dataset](settings.data_dir, settings.cache_dir))
 
 
@@ -59,20 +56,3 @@ def shard_indices(settings: TrainerSettings, dataset: ImageDataset) -> NDArray[n
 def _some(indices: NDArray[np.int64], count: int | None, seed: int) -> NDArray[np.int64]:
     """A random choice in random order: image folders are sorted by class, and so would be their first thousand."""
     return np.random.default_rng([seed, 4]).permutation(indices)[:count]
-
-
-def _user_trainer(reference: str, settings: TrainerSettings) -> Trainer:
-    function = load_function(reference, settings.user_code_dir)
-    try:
-        trainer: Trainer = function(settings)
-    except FedrepError:
-        raise
-    except Exception as error:
-        raise SettingsError(f"user_code {reference!r} failed while it made the trainer: {error!r}") from error
-    missing = [name for name in _MEMBERS if not hasattr(trainer, name)]
-    if missing:
-        raise SettingsError(
-            f"user_code {reference!r} returned a {type(trainer).__name__}, which is no trainer: it lacks "
-            f"{', '.join(missing)}. Return a TorchTrainer or an object with the members of services.client.trainer"
-        )
-    return trainer

@@ -1,4 +1,7 @@
-"""A silo's own trainer, by `module:function` in its TOML. Code is only ever loaded from the silo's disk."""
+"""A silo's own trainer, by `module:function` in its TOML. Code is only ever loaded from the silo's disk.
+
+Imports no torch: a trainer of one's own may do without it.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedrep.errors import SettingsError
+from fedrep.errors import FedrepError, SettingsError
+from services.client.trainer import Trainer
+from services.client.trainers.settings import TrainerSettings
+
+_MEMBERS = ("layout", "initial", "train", "evaluate", "state", "load_state")
 
 
 def load_function(reference: str, folder: Path | None) -> Callable[..., Any]:
@@ -35,3 +42,20 @@ def load_function(reference: str, folder: Path | None) -> Callable[..., Any]:
         raise SettingsError(f"user_code {reference!r}: {module.__file__} has no function {function_name!r}")
     loaded: Callable[..., Any] = function
     return loaded
+
+
+def user_trainer(reference: str, settings: TrainerSettings) -> Trainer:
+    function = load_function(reference, settings.user_code_dir)
+    try:
+        trainer: Trainer = function(settings)
+    except FedrepError:
+        raise
+    except Exception as error:
+        raise SettingsError(f"user_code {reference!r} failed while it made the trainer: {error!r}") from error
+    missing = [name for name in _MEMBERS if not hasattr(trainer, name)]
+    if missing:
+        raise SettingsError(
+            f"user_code {reference!r} returned a {type(trainer).__name__}, which is no trainer: it lacks "
+            f"{', '.join(missing)}. Return a TorchTrainer or an object with the members of services.client.trainer"
+        )
+    return trainer
