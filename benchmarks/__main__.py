@@ -1,0 +1,46 @@
+"""Every benchmark, one after the other: `python -m benchmarks [--quick] [NAME ...]`. Tables here, figures in benchmarks/results/."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results"
+BENCHMARKS = {
+    "codec": "top-k, coordinate code and quantization against numpy",
+    "secagg": "masking and sharing against flwr's SecAgg+ and the AES floor",
+    "aggregators": "robust rules against byzfl",
+    "silo": "the silo's own work per round against one training step",
+    "round": "a whole round over gRPC and TLS: milliseconds and kilobytes",
+    "server_memory": "the server's peak memory with 32 silos and 5 million parameters",
+    "lab_batching": "training many simulated silos at once against a loop",
+}
+TAKES_QUICK = ("aggregators", "secagg")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(BENCHMARKS))
+    parser.add_argument("--quick", action="store_true", help="small sizes where a benchmark has them")
+    arguments = parser.parse_args()
+    unknown = set(arguments.names) - BENCHMARKS.keys()
+    if unknown:
+        parser.error(f"no benchmark named {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}")
+    RESULTS.mkdir(exist_ok=True)
+    failed = []
+    for name in arguments.names or BENCHMARKS:
+        print(f"\n{name}: {BENCHMARKS[name]}", flush=True)
+        command = [sys.executable, "-m", f"benchmarks.{name}", "--json", str(RESULTS / f"{name}.json")]
+        if arguments.quick and name in TAKES_QUICK:
+            command.append("--quick")
+        if subprocess.run(command, check=False).returncode:
+            failed.append(name)
+    if failed:
+        print(f"\nfailed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
