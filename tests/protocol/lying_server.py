@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from fedrep.protocol.messages import (
     Assigned,
     Assignment,
     Consensus,
+    Outcome,
     Proposal,
     Reveal,
     Secret,
@@ -22,6 +23,7 @@ from fedrep.protocol.messages import (
     Submission,
     Survivor,
     SurvivorSet,
+    Update,
     consensus_context,
 )
 from fedrep.protocol.silo_round import Confirmed, Submitted
@@ -201,3 +203,30 @@ def solved_from_three_groups(
     pair = {frozenset(names): total for names, total in sums.items()}
     total = pair[frozenset((victim, a))] + pair[frozenset((victim, b))] - pair[frozenset((a, b))]
     return np.asarray(total / 2)
+
+
+def pairs(silos: list[Silo]) -> list[list[Silo]]:
+    return [silos[n : n + 2] for n in range(0, len(silos), 2)]
+
+
+def outcome(federation: Federation, kind: Outcome = Outcome.SKIPPED, **changes: object) -> Update:
+    """An outcome of the current round without any proof; the model does not change."""
+    state = federation.model.state
+    bare = Update(
+        run=federation.run.digest(),
+        round=federation.round_number,
+        outcome=kind,
+        reason="",
+        coordinates=b"",
+        levels=b"",
+        scale=0.0,
+        downlink_bits=16,
+        survivors=None,
+        confirmations=(),
+        statements=(),
+        opened=(),
+        model_version=state.version,
+        model_hash=state.hash,
+        chain=state.chain,
+    )
+    return replace(bare, **changes)  # type: ignore[arg-type]

@@ -1,15 +1,11 @@
-"""The error memory over rounds that are applied, skipped, lost or lied about: nothing is lost silently, nothing counts twice."""
+"""The error memory: what stays in the residual, and which proof brings pending values back."""
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from fedrep.errors import InvalidInputError
 from fedrep.protocol.error_memory import ErrorMemory, Fate, Pending, judge
@@ -19,80 +15,29 @@ from fedrep.protocol.messages import (
     Phase,
     Signatures,
     Statement,
-    Survivor,
     SurvivorSet,
     Update,
     confirmation_message,
     statement_message,
 )
 from fedrep.quantize import RingFormat, quantize
-from fedrep.secagg.keys import SigningKey, generate_signing_key
 from tests.protocol.federation import Federation
-
-RUN = RunHash(b"r" * 32)
-C2 = b"c" * 32
-KEYS: dict[SiloName, SigningKey] = {SiloName(f"silo-{n}"): generate_signing_key("ed25519") for n in range(9)}
-STRANGER = generate_signing_key("ed25519")
-OWN = SiloName("silo-0")
-
-
-def roster(m: int) -> list[SiloName]:
-    return list(KEYS)[:m]
-
-
-def pending_of(
-    m: int = 6,
-    *,
-    round_number: int = 1,
-    byzantine: int = 0,
-    colluders: int = 0,
-    indices: NDArray[np.int64] | None = None,
-    sent: NDArray[np.float32] | None = None,
-) -> Pending:
-    """Own buffer: number 0 of two, with half of the silos in each."""
-    where = np.array([1, 3]) if indices is None else indices
-    return Pending(
-        RUN,
-        round_number,
-        OWN,
-        0,
-        C2,
-        colluders + 2,
-        byzantine,
-        colluders,
-        {name: KEYS[name].verify_key for name in roster(m)},
-        where,
-        np.ones(where.size, np.float32) if sent is None else sent,
-    )
-
-
-def survivors(*buffers: list[SiloName]) -> SurvivorSet:
-    return SurvivorSet(tuple(tuple(Survivor(name, b"") for name in buffer) for buffer in buffers))
-
-
-def confirmed_by(names: list[SiloName], u: SurvivorSet, c2: bytes = C2) -> Signatures:
-    return tuple((name, KEYS[name].sign(confirmation_message(c2, u))) for name in names)
-
-
-def stated_by(names: list[SiloName], round_number: int = 1, run: RunHash = RUN) -> tuple[Statement, ...]:
-    return tuple(Statement(n, run, round_number, KEYS[n].sign(statement_message(run, round_number, n))) for n in names)
-
-
-def told(outcome: Outcome, round_number: int = 1, **changes: object) -> Update:
-    bare = Update(RUN, round_number, outcome, "", b"", b"", 0.0, 16, None, (), (), (), 1, b"", b"")
-    return replace(bare, **changes)  # type: ignore[arg-type]
-
-
-def memory_with(pending: Pending) -> ErrorMemory:
-    return ErrorMemory(np.zeros(6, np.float32), trained_version=0, pending=(pending,))
-
-
-ALIVE = survivors(roster(6)[:3], roster(6)[3:])
-OWN_MISSING = survivors(roster(6)[1:3], roster(6)[3:])
-OWN_BUFFER_TOO_SMALL = survivors(roster(6)[:1], roster(6)[3:])
-
-
-# Training and the residual.
+from tests.protocol.pending_values import (
+    ALIVE,
+    C2,
+    OWN,
+    OWN_BUFFER_TOO_SMALL,
+    OWN_MISSING,
+    RUN,
+    STRANGER,
+    confirmed_by,
+    memory_with,
+    pending_of,
+    roster,
+    stated_by,
+    survivors,
+    told,
+)
 
 
 def test_what_was_not_sent_stays_in_the_residual_quantization_error_and_clipped_mass_included() -> None:
@@ -163,9 +108,6 @@ def test_while_the_version_stays_g_is_what_was_trained_less_what_is_pending() ->
 def test_an_update_of_another_size_is_refused() -> None:
     with pytest.raises(InvalidInputError):
         ErrorMemory(np.zeros(6, np.float32)).trained(0, np.zeros(5, np.float32))
-
-
-# What becomes of pending values.
 
 
 def test_values_of_an_applied_round_with_the_silo_among_the_opened_are_used() -> None:
@@ -350,159 +292,3 @@ def test_a_whole_skipped_round_with_honest_holders_gives_everything_back() -> No
         assert silo.memory.pending == ()
         assert silo.memory.given_up == 0
         np.testing.assert_allclose(silo.memory.g(), before[silo.name], atol=1e-6)
-
-
-# Conservation: everything trained is applied, in the residual, pending or given up.
-
-Step = tuple[str, str]
-PATHS = st.lists(
-    st.tuples(
-        st.sampled_from(["submit", "no submission", "restart before submission"]),
-        st.sampled_from(["used", "left out", "proof 1", "proof 2", "skipped", "lost answer"]),
-    ),
-    min_size=1,
-    max_size=25,
-)
-
-
-class Books:
-    """One silo's memory beside a ledger in exact arithmetic: values are multiples of 2^-10, so float32 sums are exact too."""
-
-    def __init__(self, seed: int) -> None:
-        self.rng = np.random.default_rng(seed)
-        self.memory = ErrorMemory(np.zeros(6, np.float32))
-        self.version = 0
-        self.round = 0
-        self.folded = np.zeros(6)
-        self.applied = np.zeros(6)
-        self.lost = np.zeros(6)
-        self.opened: Counter[int] = Counter()
-        self.sent: dict[int, tuple[NDArray[np.int64], NDArray[np.float32]]] = {}
-        self.truth: dict[int, str] = {}
-
-    def draw(self, size: int) -> NDArray[np.float32]:
-        return (self.rng.integers(-1024, 1025, size=size) / 1024).astype(np.float32)
-
-    def play(self, step: Step) -> None:
-        taking_part, ending = step
-        self.round += 1
-        if self.memory.needs_training(self.version):
-            self.memory = self.memory.trained(self.version, self.draw(6))
-        if taking_part == "restart before submission":
-            self.memory = replace(
-                self.memory, update=None, trained_version=None if self.memory.update is not None else self.version
-            )
-        elif taking_part == "submit":
-            self.submit()
-            self.end(ending)
-        if ending in ("used", "left out"):
-            self.version += 1
-
-    def submit(self) -> None:
-        if self.memory.update is not None:
-            self.folded += self.memory.update
-        indices = np.sort(self.rng.choice(6, size=3, replace=False))
-        sent = self.memory.g()[indices] - self.draw(3) / 8
-        self.sent[self.round] = (indices, sent)
-        self.memory = self.memory.submitted(pending_of(round_number=self.round, indices=indices, sent=sent))
-
-    def end(self, ending: str) -> None:
-        self.truth[self.round] = ending
-        indices, sent = self.sent[self.round]
-        if ending == "used":
-            self.applied[indices] += sent
-            self.opened[self.round] += 1
-        if ending == "left out":
-            self.lost[indices] += sent
-        if ending != "lost answer":
-            self.answer(self.round)
-
-    def answer(self, number: int) -> None:
-        """The server answers about a round, as often as it is asked; only true proofs exist."""
-        ending = self.truth[number]
-        updates = {
-            "used": told(Outcome.APPLIED, number, survivors=ALIVE, opened=(0, 1)),
-            "left out": told(Outcome.APPLIED, number, survivors=ALIVE, opened=(1,)),
-            "proof 1": told(
-                Outcome.SKIPPED, number, survivors=OWN_MISSING, confirmations=confirmed_by(roster(6)[:5], OWN_MISSING)
-            ),
-            "proof 2": told(Outcome.SKIPPED, number, statements=stated_by(roster(6)[4:], number)),
-            "skipped": told(Outcome.SKIPPED, number),
-            "lost answer": told(Outcome.SKIPPED, number),
-        }
-        self.memory, _ = self.memory.settle(updates[ending])
-
-    def check(self) -> None:
-        pending = np.zeros(6)
-        for item in self.memory.pending:
-            pending[item.indices] += item.sent
-        np.testing.assert_allclose(self.folded, self.memory.residual + self.applied + self.lost + pending, atol=1e-5)
-        assert all(count == 1 for count in self.opened.values())
-
-
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(path=PATHS, seed=st.integers(0, 2**32 - 1), asked_again=st.lists(st.integers(1, 25), max_size=8))
-def test_over_any_sequence_of_rounds_what_was_trained_is_applied_kept_pending_or_given_up(
-    path: list[Step], seed: int, asked_again: list[int]
-) -> None:
-    books = Books(seed)
-    for step in path:
-        books.play(step)
-        books.check()
-    for number in asked_again:
-        if number in books.truth:
-            books.answer(number)
-            books.check()
-    given_up = books.memory.given_up
-    for item in books.memory.pending:
-        books.lost[item.indices] += item.sent
-        books.memory = books.memory.give_up(item.round)
-        given_up += 1
-    books.check()
-    assert books.memory.given_up == given_up
-    assert books.memory.pending == ()
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_no_contribution_counts_twice_in_a_federation_with_random_dropouts(seed: int) -> None:
-    """Real rounds, real proofs: what was trained equals what the opened buffers held plus what the silos keep or gave up."""
-    rng = np.random.default_rng(seed)
-    federation = Federation.of(6, parameters=24, coordinates=12, seed=seed)
-    folded, applied, lost = ({name: np.zeros(24) for name in federation.silos} for _ in range(3))
-    outcomes: set[Outcome] = set()
-    for _ in range(8):
-        for silo in federation.silos.values():
-            federation.train(silo)
-        before = {name: silo.memory for name, silo in federation.silos.items()}
-        unlucky = rng.choice(len(federation.silos), size=int(rng.integers(0, 4)), replace=False)
-        phases = (Phase.SUBMIT, Phase.CONFIRM, Phase.REVEAL)
-        gone = {list(federation.silos)[n]: phases[int(rng.integers(3))] for n in unlucky}
-        update = federation.play(silent_from=gone)
-        outcomes.add(update.outcome)
-        opened = opened_by(update)
-        sent = {}
-        for name, silo in federation.silos.items():
-            if silo.submitted is None:
-                assert name not in opened
-                assert silo.memory is before[name]
-                continue
-            folded[name] += before[name].update if before[name].update is not None else 0.0
-            indices, sent[name] = silo.submitted.agreement.indices, silo.submitted.values.dequantized
-            if name in opened:
-                applied[name][indices] += sent[name]
-            elif silo.memory.given_up > before[name].given_up:
-                lost[name][indices] += sent[name]
-            kept = silo.memory.residual.astype(float)
-            for item in silo.memory.pending:
-                kept[item.indices] += item.sent
-            np.testing.assert_allclose(folded[name], applied[name] + lost[name] + kept, atol=1e-5)
-        result = federation.round.result
-        if opened and result is not None and result.combined is not None:
-            np.testing.assert_allclose(result.combined.vector, np.mean([sent[name] for name in opened], axis=0), atol=1e-5)
-    assert outcomes == {Outcome.APPLIED, Outcome.SKIPPED}
-
-
-def opened_by(update: Update) -> set[SiloName]:
-    if update.outcome is not Outcome.APPLIED or update.survivors is None:
-        return set()
-    return {survivor.silo for number in update.opened for survivor in update.survivors.buffers[number]}
