@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -28,6 +29,12 @@ def test_a_minority_of_reports_cannot_steer_r(lie: float) -> None:
         for order in (1, -1):
             assert ClipRange(1.0).after_round((honest_low + lies)[::order], 1.0, RUN).value == 1.0
             assert ClipRange(1.0).after_round((honest_high + lies)[::order], 1.0, RUN).value == 2.0
+
+
+def test_a_report_that_is_no_number_does_not_move_the_median() -> None:
+    """A NaN compares with nothing: sorted among the others it can put any of them in the middle."""
+    for order in permutations([float("nan"), 0.0, 0.01, 0.01, 0.01]):
+        assert ClipRange(1.0).after_round(order, 1.0, RUN).value == 2.0
 
 
 def test_r_does_not_grow_beyond_the_runs_limit() -> None:

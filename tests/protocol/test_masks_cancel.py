@@ -133,6 +133,14 @@ def test_pair_masks_cancel_in_the_whole_buffer_and_in_no_smaller_sum(bits: int) 
         assert (len(subset) == count) == bool((total == plain).all())
 
 
+def test_the_bytewise_smaller_name_adds_and_the_other_subtracts() -> None:
+    """Capitals come before small letters, and letters beyond ASCII last: what two implementations must agree on."""
+    first, second = members(2)
+    for smaller, larger in (("Z", "a"), ("a", "é"), ("a", "aa"), ("silo-10", "silo-9")):
+        assert pair_mask(first.key, smaller, larger, second.key.public, C2, BUFFER).sign == 1
+        assert pair_mask(second.key, larger, smaller, first.key.public, C2, BUFFER).sign == -1
+
+
 def test_a_missing_secret_of_one_member_leaves_the_sum_masked() -> None:
     count, bits = 4, 32
     total = ring_sum((y for _, y in submissions(count, bits)), bits)

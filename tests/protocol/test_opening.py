@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+import fedrep.protocol.opening as opening
 import fedrep.protocol.server_round as server_round
+from fedrep.aggregators import AGGREGATORS, Aggregate
 from fedrep.errors import CryptoError, InvalidInputError, SettingsError
 from fedrep.protocol.messages import Noted, Outcome, Phase, RoundEnded, Secret, Survivor, SurvivorSet
 from fedrep.protocol.opening import Combined, combine_buffers, configured_rule, recover, share_matches
@@ -307,8 +312,13 @@ def test_settings_no_rule_can_use_are_refused(settings: str) -> None:
         configured_rule("median", settings)
 
 
-def test_an_aggregate_that_is_not_finite_is_refused() -> None:
-    means = {0: np.array([np.inf], np.float32), 1: np.array([1.0], np.float32)}
-    survivors = SurvivorSet(((), ()))
-    with pytest.raises(InvalidInputError):
-        combine_buffers(means, survivors, "mean", "{}", 0, np.random.default_rng(0))
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_an_aggregate_that_is_not_finite_is_refused(value: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken_rule(*_: object) -> Callable[..., Aggregate]:
+        return lambda rows, **_: replace(AGGREGATORS["mean"](rows), vector=np.array([value], np.float32))
+
+    monkeypatch.setattr(opening, "configured_rule", broken_rule)
+    means = {number: np.ones(1, np.float32) for number in range(2)}
+    with pytest.raises(InvalidInputError) as caught:
+        combine_buffers(means, SurvivorSet(((), ())), "mean", "{}", 0, np.random.default_rng(0))
+    assert str(caught.value) == "the aggregate is not finite"
