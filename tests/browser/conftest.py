@@ -30,7 +30,7 @@ SCREENSHOTS = Path(os.environ.get("FEDREP_SCREENSHOTS", "build/screenshots"))
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """`make test` has the smoke test only."""
     asked = any("browser" in argument for argument in config.args)
-    return True if collection_path.name == "test_pages.py" and not asked else None
+    return True if collection_path.name in ("test_pages.py", "test_demo.py") and not asked else None
 
 
 @pytest.fixture(scope="session")

@@ -27,7 +27,8 @@ def server() -> Iterator[ScriptedServer]:
     scripted = ScriptedServer().start()
     scripted.add(scripted_run("plain", alpha=0.0, budget=None, aggregator="mean"), 12)
     scripted.add(scripted_run("empty", state="waiting"))
-    scripted.add(scripted_run("long", rounds=2500), 2500)
+    long = scripted.add(scripted_run("long", rounds=2500), 2500)
+    long.rounds[1498].accuracy = 0.01  # one bad evaluation in the middle
     scripted.add(scripted_run("digits"), 46)
     yield scripted
     scripted.die()
@@ -81,6 +82,7 @@ def test_a_long_run_is_thinned_but_its_totals_are_not(client: httpx.Client) -> N
     assert len(exported) == 2500
     assert thin["rows"][-1]["bytes_total"] == exported[-1]["bytes_total"]
     worst = min(client.get("/runs/long/charts/accuracy").json(), key=lambda row: row["accuracy"] or 1.0)
+    assert worst["round"] == 1499
     assert worst["round"] in [row["round"] for row in thin["rows"]], "the thinned chart lost its extreme"
 
 

@@ -1,0 +1,115 @@
+"""The dashboard of a real demo: real CA, server, silos and attackers as processes; then the server dies and comes back."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from tests.browser.conftest import Visitor, visit
+
+ROUNDS = 25
+FEDREP = [sys.executable, "-m", "services.cli.main"]
+
+
+@dataclass(frozen=True)
+class Demo:
+    url: str
+    token: str
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def demo(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
+    folder = tmp_path_factory.mktemp("demo")
+    said = folder / "demo.err"
+    with said.open("wb") as output:
+        command = [*FEDREP, "demo", "--rounds", str(ROUNDS), "--folder", str(folder / "demo")]
+        process = subprocess.Popen(command, stdout=output, stderr=output)
+    try:
+        for _ in range(600):
+            found = re.search(r"Dashboard: (http://\S+?)/?\s+admin token: (\S+)", said.read_text())
+            if found and (folder / "demo" / "logs" / "dashboard.log").exists():
+                break
+            assert process.poll() is None, said.read_text()
+            time.sleep(0.2)
+        assert found is not None, said.read_text()
+        yield Demo(found[1], found[2], folder / "demo")
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(60)
+
+
+@pytest.fixture(scope="module")
+def visitor(chromium: Browser, demo: Demo) -> Iterator[Visitor]:
+    _until_answered(demo.url)
+    found = visit(chromium, demo.url, token=demo.token)
+    yield found
+    found.page.context.close()
+
+
+def _until_answered(url: str) -> None:
+    import httpx
+
+    for _ in range(300):
+        try:
+            if httpx.get(f"{url}/healthz", timeout=5).status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.2)
+    raise AssertionError(f"the dashboard at {url} does not answer")
+
+
+def _server_process(demo: Demo) -> int:
+    config = str(demo.folder / "config" / "server.toml").encode()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and config in (entry / "cmdline").read_bytes().split(b"\0"):
+            return int(entry.name)
+    raise AssertionError("no process uses the demo's server.toml")
+
+
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="The server's process is found through /proc.")
+def test_a_real_demo_is_watched_live_and_the_servers_death_and_return_are_shown(visitor: Visitor, demo: Demo) -> None:
+    page = visitor.page
+    page.locator("table.runs").get_by_role("link", name="demo", exact=True).click(timeout=60_000)
+    current = page.locator(".stat", has_text="Round").locator(".stat-value").first
+    expect(current).to_have_text(re.compile(r"[1-9]"), timeout=90_000)
+    page.evaluate("window.notReloaded = true")
+    expect(page.locator(".page-head .state")).to_contain_text("finished", timeout=180_000)
+    expect(current).to_have_text(str(ROUNDS))
+    assert page.evaluate("window.notReloaded") is True, "everything arrived live"
+    expect(page.locator(".plot canvas")).to_have_count(6)
+    visitor.shoot("demo-run")
+    accuracy = page.locator(".stat", has_text="Accuracy").locator(".stat-value").first.text_content() or ""
+    assert float(accuracy.rstrip(" %")) > 50
+
+    page.get_by_role("navigation", name="Pages of demo").get_by_role("link", name="Silos").click()
+    expect(page.locator("tbody tr")).to_have_count(10)
+    expect(page.locator(".heat canvas")).to_be_visible()
+    visitor.shoot("demo-silos")
+
+    os.kill(_server_process(demo), signal.SIGKILL)
+    expect(page.locator(".banner")).to_contain_text("The federation server is unreachable", timeout=30_000)
+    visitor.shoot("demo-server-down")
+    config = str(demo.folder / "config" / "server.toml")
+    again = subprocess.Popen([*FEDREP, "server", "--config", config], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        expect(page.locator(".banner")).to_have_count(0, timeout=60_000)
+        visitor.open("/")
+        expect(page.locator("table.runs tbody tr")).to_contain_text("finished")
+        visitor.shoot("demo-overview")
+    finally:
+        again.terminate()
+        again.wait(30)
+    assert visitor.problems == []
+    assert visitor.foreign == []
