@@ -12,6 +12,8 @@ from grpc_status import rpc_status
 from fedrep.errors import CryptoError, FedrepError, InvalidInputError, NotFoundError, ProtocolError, RefusedError
 
 DOMAIN = "fedrep"
+# Statuses travel as HTTP/2 trailers, of which a peer takes 8 KiB; a text that quotes a peer's own words may be of any length.
+LONGEST_TEXT = 1000
 
 _BY_STATUS: dict[grpc.StatusCode, type[FedrepError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidInputError,
@@ -27,7 +29,10 @@ def rich_status(error: FedrepError) -> status_pb2.Status:
     info = any_pb2.Any()
     info.Pack(error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN))
     code: int = grpc.StatusCode[error.status].value[0]
-    return status_pb2.Status(code=code, message=str(error), details=[info])
+    text = str(error)
+    if len(text) > LONGEST_TEXT:
+        text = text[: LONGEST_TEXT - 4] + " ..."
+    return status_pb2.Status(code=code, message=text, details=[info])
 
 
 async def abort_with(context: grpc.aio.ServicerContext[Any, Any], error: FedrepError) -> NoReturn:

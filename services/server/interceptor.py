@@ -19,7 +19,7 @@ import structlog
 from fedrep.errors import CryptoError, DecodeError, FedrepError
 from services.identity.certificates import PeerCertificate, Role, TrustStore
 from services.identity.peer import peer_certificate, until_unwelcome
-from services.runtime.status import abort_with
+from services.runtime.status import LONGEST_TEXT, abort_with
 from services.server.permissions import PERMISSIONS, PUBLIC_SERVICES
 
 log = structlog.get_logger(__name__)
@@ -214,7 +214,9 @@ class _Call:
         self._meter.called(self._method, name, run, code, seconds, self._up, self._down)
         if error is not None:
             level = "warning" if isinstance(error, CryptoError) else "info"
-            getattr(log, level)("refused", method=self._method.rsplit("/")[-1], caller=name, reason=error.reason, why=str(error))
+            getattr(log, level)(
+                "refused", method=self._method.rsplit("/")[-1], caller=name, reason=error.reason, why=str(error)[:LONGEST_TEXT]
+            )
 
 
 async def _put_down(task: asyncio.Future[Any]) -> None:

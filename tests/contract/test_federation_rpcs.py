@@ -584,6 +584,7 @@ def test_the_last_proposal_counts_although_its_sender_hangs_up(server: LiveServe
     assert len(next(waiting).header.assignment) == 2
     assert driver.open is not None
     assert driver.open.machine.phase.value == "submit"
+    assert len(driver.open.marks) == 2
     assert driver.open.timer is not None
     assert not driver.open.timer.done()
 

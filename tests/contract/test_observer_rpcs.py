@@ -1,0 +1,328 @@
+"""Every RPC of the admins' and viewers' contract: what it answers, how it refuses, and that a refusal changes nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from safetensors.numpy import load
+
+from fedrep.protocol.manifests import SignedRunManifest
+from fedrep.protocol.model_state import model_hash
+from fedrep.wire import codec
+from fedrep.wire.v1 import federation_pb2
+from fedrep.wire.v1 import observer_pb2 as pb
+from fedrep.wire.v1.observer_pb2_grpc import ObserverServiceStub
+from services.runtime.run_config import AggregatorConfig, sign_run
+from tests.contract.live_server import PARAMETERS, SILOS, LiveServer, refusal, stage, wait_for_round, wait_until
+from tests.contract.mini_client import play_round
+
+UNKNOWN_RUN = ("NOT_FOUND", "UNKNOWN_RUN")
+RUN_OVER = ("FAILED_PRECONDITION", "RUN_OVER")
+METHODS = tuple(method.name for method in pb.DESCRIPTOR.services_by_name["ObserverService"].methods)
+
+
+def stub(server: LiveServer, name: str = "admin") -> Any:
+    return ObserverServiceStub(server.channel(name))  # type: ignore[no-untyped-call]
+
+
+def played(server: LiveServer, run: str, rounds: int, **options: Any) -> list[Any]:
+    """A run with finished rounds, and its silos."""
+    server.create_run(run, **options)
+    silos = [server.silo(name) for name in SILOS]
+    for silo in silos:
+        silo.fetch_model(silo.join(run).model_version)
+    last = 0
+    for number in range(rounds):
+        manifest = wait_for_round(server, run, after=last)
+        updates = {silo.name: [0.01 * (number + 1)] * PARAMETERS for silo in silos}
+        assert play_round(silos, manifest, updates).outcome == federation_pb2.OUTCOME_APPLIED
+        last = manifest.round
+    return silos
+
+
+@pytest.mark.parametrize("method", [method for method in METHODS if method not in ("ListRuns", "CreateRun")])
+@pytest.mark.parametrize("name", ["", "nobody", "../etc", "x" * 10_000], ids=["empty", "unknown", "path", "long"])
+def test_an_unknown_run_is_not_found(server: LiveServer, method: str, name: str) -> None:
+    call = getattr(stub(server), method)
+    request = getattr(pb, f"{method}Request")(name=name)
+    assert refusal(lambda: call(request, timeout=10)) == UNKNOWN_RUN
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_bytes_that_are_no_message_are_refused(server: LiveServer, method: str) -> None:
+    channel: Any = server.channel("admin")
+    path, noise = f"/fedrep.wire.v1.ObserverService/{method}", b"\xff" * 20
+    if method == "ListRuns":
+        noise = b"\x0a\xff"  # an empty request takes any well-formed bytes; these are not
+    if method == "CreateRun":
+        refused = refusal(lambda: channel.stream_unary(path)(iter([noise]), timeout=10))
+    elif method in ("WatchRun", "DownloadModel"):
+        refused = refusal(lambda: channel.unary_stream(path)(noise, timeout=10))
+    else:
+        refused = refusal(lambda: channel.unary_unary(path)(noise, timeout=10))
+    assert refused == ("INVALID_ARGUMENT", "MALFORMED")
+
+
+def test_what_happened_is_shown(server: LiveServer, run_name: str) -> None:
+    silos = played(server, run_name, 3)
+    for silo in silos:
+        request = federation_pb2.ReportMetricsRequest(run=silo.run, round=3, model_version=3, accuracy=0.5, loss=1.0)
+        silo.stub.ReportMetrics(request)
+    viewer = stub(server, "viewer")
+    listed = next(run for run in viewer.ListRuns(pb.ListRunsRequest()).runs if run.name == run_name)
+    assert (listed.state, listed.rounds_applied, listed.rounds_skipped, listed.model_version) == ("running", 3, 0, 3)
+    assert listed.bytes_up > 0
+    assert listed.bytes_down > listed.bytes_up / 10
+    shown = viewer.GetRun(pb.GetRunRequest(name=run_name))
+    assert [silo.name for silo in shown.silos] == list(SILOS)
+    assert {silo.state for silo in shown.silos} == {"present"}
+    assert [model.version for model in shown.models] == [1, 2, 3]
+    assert (shown.open_round, shown.phase) == (4, "propose")
+    assert shown.dense_bytes_per_silo_round == 8 * PARAMETERS
+    rounds = viewer.ListRounds(pb.ListRoundsRequest(name=run_name)).rounds
+    assert [round.round for round in rounds] == [1, 2, 3]
+    assert all(len(round.buffers) == 2 and round.survivors == 4 and len(round.phase_seconds) == 4 for round in rounds)
+    assert list(rounds[2].silo_accuracy) == [0.5, 0.5, 0.5]
+    assert rounds[0].epsilon > 0
+
+
+def test_rounds_are_paged_and_thinned(server: LiveServer, run_name: str) -> None:
+    played(server, run_name, 4)
+    viewer = stub(server, "viewer")
+    page = viewer.ListRounds(pb.ListRoundsRequest(name=run_name, limit=2))
+    assert [round.round for round in page.rounds] == [1, 2]
+    following = viewer.ListRounds(pb.ListRoundsRequest(name=run_name, from_round=page.next_round, limit=2))
+    assert ([round.round for round in following.rounds], following.next_round) == ([3, 4], 0)
+    thinned = viewer.ListRounds(pb.ListRoundsRequest(name=run_name, downsample=2)).rounds
+    assert len(thinned) == 2
+    assert thinned[-1].round == 4
+
+
+def test_a_watcher_gets_the_past_then_what_happens_and_resumes_where_it_was(server: LiveServer, run_name: str) -> None:
+    server.create_run(run_name)
+    seen: list[pb.WatchRunResponse] = []
+    live = stub(server, "viewer").WatchRun(pb.WatchRunRequest(name=run_name))
+
+    def watch() -> None:
+        try:
+            for response in live:
+                seen.append(response)
+        except grpc.RpcError:
+            return
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    wait_until(lambda: len(seen) == 1)
+    assert (seen[0].event.kind, seen[0].event.position) == ("state", 1)
+    server.silo("silo-a").join(run_name)
+    wait_until(lambda: len(seen) == 2)
+    assert (seen[1].event.kind, seen[1].event.silo) == ("joined", "silo-a")
+    server.silo("silo-b").join(run_name)
+    wait_until(lambda: len(seen) == 3)
+    live.cancel()
+    thread.join(10)
+    resumed = stub(server, "viewer").WatchRun(pb.WatchRunRequest(name=run_name, after=2))
+    first = next(resumed)
+    resumed.cancel()
+    assert (first.event.position, first.event.silo) == (3, "silo-b")
+    assert first.summary.name == run_name
+
+
+def test_a_round_that_ends_comes_with_its_event(server: LiveServer, run_name: str) -> None:
+    played(server, run_name, 1)
+    for response in stub(server, "viewer").WatchRun(pb.WatchRunRequest(name=run_name), timeout=10):
+        if response.event.kind == "round_applied":
+            assert response.round.round == response.event.round == 1
+            return
+
+
+def creation(signed: SignedRunManifest, vector: Any, *, sha256: bytes | None = None, dry: bool = False) -> Iterator[Any]:
+    data = vector.tobytes()
+    header = pb.CreateRunHeader(
+        manifest=codec.signed_run_to_wire(signed),
+        dry_run=dry,
+        parameters=PARAMETERS,
+        sha256=sha256 if sha256 is not None else hashlib.sha256(data).digest(),
+    )
+    yield pb.CreateRunRequest(header=header)
+    if not dry:
+        yield pb.CreateRunRequest(chunk=data[:100])
+        yield pb.CreateRunRequest(chunk=data[100:])
+
+
+def test_a_dry_run_says_what_would_happen_and_creates_nothing(server: LiveServer, run_name: str) -> None:
+    signed, _, vector = server.signed_run(run_name)
+    answer = stub(server).CreateRun(creation(signed, vector, dry=True))
+    assert (list(answer.problems), answer.run) == ([], signed.manifest.digest())
+    assert refusal(lambda: stub(server).GetRun(pb.GetRunRequest(name=run_name))) == UNKNOWN_RUN
+
+
+def test_a_run_that_cannot_work_is_not_created_and_every_problem_is_named(server: LiveServer, run_name: str) -> None:
+    signed, _, vector = server.signed_run(
+        run_name, byzantine_count=2, aggregator=AggregatorConfig(name="no-such-rule"), colluders=3, min_survivors=2
+    )
+    for dry in (True, False):
+        answer = stub(server).CreateRun(creation(signed, vector, dry=dry))
+        assert len(answer.problems) >= 3, list(answer.problems)
+    assert refusal(lambda: stub(server).GetRun(pb.GetRunRequest(name=run_name))) == UNKNOWN_RUN
+
+
+def test_creation_is_refused_for_each_wrong_thing(server: LiveServer, run_name: str) -> None:
+    signed, _, vector = server.signed_run(run_name)
+    admin = server.people.credentials["admin"]
+    other = sign_run(signed.manifest, "someone", admin.chain, admin.signing_key)
+    forged = SignedRunManifest(signed.manifest, "admin", admin.chain, b"forged")
+    silo = server.people.credentials["silo-a"]
+    by_silo = sign_run(signed.manifest, "admin", silo.chain, silo.signing_key)
+    wrong = np.zeros_like(vector)
+    create = stub(server).CreateRun
+    cases = {
+        ("UNAUTHENTICATED", "WRONG_ADMIN"): lambda: create(creation(other, vector)),
+        ("UNAUTHENTICATED", "BAD_SIGNATURE"): lambda: create(creation(forged, vector)),
+        ("INVALID_ARGUMENT", "WRONG_MODEL"): lambda: create(creation(signed, wrong)),
+        ("INVALID_ARGUMENT", "WRONG_HASH"): lambda: create(creation(signed, vector, sha256=bytes(32))),
+        ("INVALID_ARGUMENT", "TRUNCATED"): lambda: create(creation(signed, vector[:50])),
+        ("INVALID_ARGUMENT", "TOO_LARGE"): lambda: create(creation(signed, np.concatenate([vector, vector]))),
+        ("INVALID_ARGUMENT", "NO_HEADER"): lambda: create(iter([])),
+    }
+    before = [run.name for run in server.running.coordinator.store.runs()]
+    for expected, call in cases.items():
+        assert refusal(call) == expected
+    assert refusal(lambda: create(creation(by_silo, vector))) == ("UNAUTHENTICATED", "BAD_SIGNATURE")
+    assert [run.name for run in server.running.coordinator.store.runs()] == before
+
+
+def test_a_model_with_nan_is_refused(server: LiveServer, run_name: str) -> None:
+    _, config, vector = server.signed_run(run_name)
+    broken = vector.copy()
+    broken[3] = np.nan
+    admin = server.people.credentials["admin"]
+    signed = sign_run(config.manifest(PARAMETERS, bytes(32), model_hash(broken)), "admin", admin.chain, admin.signing_key)
+    assert refusal(lambda: stub(server).CreateRun(creation(signed, broken))) == ("INVALID_ARGUMENT", "NOT_FINITE")
+
+
+def test_a_name_is_given_once(server: LiveServer, run_name: str) -> None:
+    server.create_run(run_name)
+    before = server.snapshot(run_name)
+    signed, _, vector = server.signed_run(run_name, rounds=7)
+    for dry in (True, False):
+        assert refusal(lambda dry=dry: stub(server).CreateRun(creation(signed, vector, dry=dry))) == (
+            "ALREADY_EXISTS",
+            "NAME_TAKEN",
+        )
+    assert server.snapshot(run_name) == before
+
+
+def test_a_paused_run_ends_its_round_starts_no_other_and_goes_on_when_told(server: LiveServer, run_name: str) -> None:
+    silos = played(server, run_name, 1)
+    admin = stub(server)
+    paused = admin.PauseRun(pb.PauseRunRequest(name=run_name, reason="inspection"))
+    assert (paused.summary.state, paused.summary.state_reason) == ("paused", "inspection")
+    before = server.snapshot(run_name)
+    admin.PauseRun(pb.PauseRunRequest(name=run_name, reason="again"))
+    assert server.snapshot(run_name) == before
+    manifest = wait_for_round(server, run_name, after=1)
+    updates = {silo.name: [0.1] * PARAMETERS for silo in silos}
+    play_round(silos, manifest, updates)
+    assert server.driver(run_name).open is None
+    assert admin.ResumeRun(pb.ResumeRunRequest(name=run_name)).summary.state == "running"
+    assert wait_for_round(server, run_name, after=2).round == 3
+
+
+def test_a_stopped_run_skips_its_round_and_is_over_for_good(server: LiveServer, run_name: str) -> None:
+    at = stage(server, run_name, "submit")
+    admin = stub(server)
+    answer = admin.StopRun(pb.StopRunRequest(name=run_name, reason="enough"))
+    assert (answer.summary.state, answer.summary.rounds_skipped) == ("stopped", 1)
+    header, _ = at.first.update(1)
+    assert (header.outcome, header.reason, header.state) == (federation_pb2.OUTCOME_SKIPPED, "enough", "stopped")
+    before = server.snapshot(run_name)
+    admin.StopRun(pb.StopRunRequest(name=run_name))
+    assert refusal(lambda: admin.ResumeRun(pb.ResumeRunRequest(name=run_name))) == RUN_OVER
+    assert refusal(lambda: admin.PauseRun(pb.PauseRunRequest(name=run_name))) == RUN_OVER
+    assert server.snapshot(run_name) == before
+
+
+def test_an_excluded_silo_is_out_of_the_next_roster_and_a_readmitted_one_in_again(server: LiveServer, run_name: str) -> None:
+    silos = played(server, run_name, 1)
+    admin = stub(server)
+    wait_for_round(server, run_name, after=1)
+    answer = admin.ExcludeSilo(pb.ExcludeSiloRequest(name=run_name, silo="silo-d", reason="broken data"))
+    assert (answer.silo.name, answer.silo.state) == ("silo-d", "excluded")
+    updates = {silo.name: [0.1] * PARAMETERS for silo in silos}
+    play_round(silos, wait_for_round(server, run_name, after=1), updates)
+    third = wait_for_round(server, run_name, after=2)
+    assert [entry.name for entry in third.roster] == ["silo-a", "silo-b", "silo-c"]
+    play_round(silos[:3], third, updates)
+    manifest = wait_for_round(server, run_name, after=3)
+    assert admin.ReadmitSilo(pb.ReadmitSiloRequest(name=run_name, silo="silo-d")).silo.state == "present"
+    play_round(silos[:3], manifest, updates)
+    assert [entry.name for entry in wait_for_round(server, run_name, after=4).roster] == list(SILOS)
+    before = server.snapshot(run_name)
+    for method in ("ExcludeSilo", "ReadmitSilo"):
+        request = getattr(pb, f"{method}Request")(name=run_name, silo="nobody")
+        assert refusal(lambda method=method, request=request: getattr(admin, method)(request)) == ("NOT_FOUND", "UNKNOWN_SILO")
+    assert server.snapshot(run_name) == before
+
+
+def test_a_roll_back_makes_the_old_parameters_the_newest_version(server: LiveServer, run_name: str) -> None:
+    silos = played(server, run_name, 2)
+    admin = stub(server)
+    wait_for_round(server, run_name, after=2)
+    before = server.snapshot(run_name)
+    unknown = pb.RollBackRunRequest(name=run_name, version=99)
+    assert refusal(lambda: admin.RollBackRun(unknown)) == ("NOT_FOUND", "UNKNOWN_MODEL")
+    assert server.snapshot(run_name) == before
+    _, old = server.observer().download(run_name, version=1)
+    answer = admin.RollBackRun(pb.RollBackRunRequest(name=run_name, version=1))
+    assert answer.summary.model_version == 3
+    version, now = server.observer().download(run_name)
+    assert version == 3
+    assert np.array_equal(load(now)["model"], load(old)["model"])
+    header, _ = silos[0].update(3)
+    assert (header.outcome, header.reason) == (federation_pb2.OUTCOME_SKIPPED, "the run was rolled back")
+    for silo in silos:
+        silo.join(run_name)
+        silo.fetch_model(3)
+    fourth = wait_for_round(server, run_name, after=3)
+    assert (fourth.round, fourth.model_version) == (4, 3)
+    updates = {silo.name: [0.1] * PARAMETERS for silo in silos}
+    assert play_round(silos, fourth, updates).model_version == 4
+
+
+def test_a_model_is_exported_by_version_by_best_and_by_default(server: LiveServer, run_name: str) -> None:
+    silos = played(server, run_name, 2)
+    viewer = server.observer("viewer")
+    version, data = viewer.download(run_name)
+    assert version == 2
+    assert np.array_equal(load(data)["model"], np.array(silos[0].model, np.float32))
+    call = stub(server, "viewer").DownloadModel
+    assert refusal(lambda: call(pb.DownloadModelRequest(name=run_name, best=True))) == ("NOT_FOUND", "NO_BEST_MODEL")
+    assert refusal(lambda: call(pb.DownloadModelRequest(name=run_name, version=77))) == ("NOT_FOUND", "UNKNOWN_MODEL")
+    evaluator = server.silo("silo-a")
+    evaluator.channel = server.channel("evaluator")
+    evaluator.__post_init__()
+    evaluator.stub.ReportMetrics(
+        federation_pb2.ReportMetricsRequest(run=silos[0].run, round=1, model_version=1, accuracy=0.9, loss=0.1)
+    )
+    version, best = viewer.download(run_name, best=True)
+    assert version == 1
+    assert not np.array_equal(load(best)["model"], load(data)["model"])
+    viewer.close()
+
+
+def test_watching_ends_when_it_is_cancelled_and_the_server_forgets_it(server: LiveServer, run_name: str) -> None:
+    server.create_run(run_name)
+    streams = [stub(server, "viewer").WatchRun(pb.WatchRunRequest(name=run_name)) for _ in range(20)]
+    for stream in streams:
+        next(stream)
+        stream.cancel()
+    time.sleep(0.1)
+    assert server.driver(run_name).state.value == "waiting"
