@@ -39,6 +39,7 @@ from services.identity.certificates import Credentials, TrustStore
 log = structlog.get_logger(__name__)
 
 POLL_SECONDS = 1.0
+FIRST_POLL_SECONDS = 0.1  # a round often starts just after one joined, and its clock runs from there
 OVER = ("finished", "stopped")
 
 
@@ -92,10 +93,11 @@ class SiloDaemon:
         """Until the run is over, the operator stops it, or the silo has to stop: then the reason is raised."""
         joined = await self._join_when_possible()
         await self._look_back(joined)
-        signed, state = joined.round, joined.state
+        signed, state, pause = joined.round, joined.state, FIRST_POLL_SECONDS
         while state not in OVER and not self._leaving:
             if signed is None or self.connection.lost:
-                await asyncio.sleep(POLL_SECONDS if signed is None else 0)
+                await asyncio.sleep(pause if signed is None else 0)
+                pause = min(2 * pause, POLL_SECONDS)
                 self.connection.lost = False
                 joined = await self._join_when_possible()
                 signed, state = joined.round, joined.state
@@ -110,7 +112,7 @@ class SiloDaemon:
             if self._stopping is not None:
                 await self.leave()
                 raise self._stopping
-            signed, state = concluded.next_round, concluded.state
+            signed, state, pause = concluded.next_round, concluded.state, FIRST_POLL_SECONDS
         self.reports.phase(None, "left" if self._leaving else f"run {state}")
 
     def stop(self) -> None:

@@ -1,7 +1,7 @@
 """kill -9 at every step of a round: the silo starts again, and its error memory is exactly one of the two the protocol allows.
 
-Every row of the table is a run of its own on one server: three silos in this process, the fourth in a process that kills itself in
-its second round and is then started again. All silos write down each state they saved, so that afterwards the whole
+Every row of the table is a run of its own on one server: three silos in this process, the fourth in a process that kills
+itself in its second round and is then started again. All silos write down each state they saved, so that afterwards the whole
 model can be added up from what was sent: a contribution that was lost or counted twice would show there.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -158,7 +159,7 @@ def test_its_residual_is_one_of_the_two_that_the_outcome_allows(stories: dict[st
     counted = _counted(story.rounds, name)
     states = story.states[name]
     submitted: list[int] = []
-    for before, after in zip(states, states[1:], strict=False):
+    for before, after in pairwise(states):
         gone, come = _pending(before).keys() - _pending(after).keys(), _pending(after).keys() - _pending(before).keys()
         submitted += come
         for number in gone:
