@@ -44,6 +44,7 @@ FAILED: Final = 1
 USAGE: Final = 2
 CANNOT_CONNECT: Final = 3
 FAULT: Final = 70
+LOST_LEAD: Final = 75
 INTERRUPTED: Final = 130
 
 EXIT_CODES: Final[dict[int, str]] = {
@@ -52,6 +53,7 @@ EXIT_CODES: Final[dict[int, str]] = {
     USAGE: "the command line is wrong",
     CANNOT_CONNECT: "the other side could not be reached",
     FAULT: "a fault in fedrep itself; FEDREP_DEBUG=1 shows where",
+    LOST_LEAD: "a server lost the lead to another one; it must be started again",
     INTERRUPTED: "interrupted (Ctrl-C)",
 }
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedrep.errors import SettingsError, StoreUnavailableError
 from services.cli.output import JSON_HELP, emit
 from services.cli.settings_file import commented_toml, write_new
 from services.runtime.logging import configure_logging
@@ -18,6 +19,7 @@ app = typer.Typer(add_completion=False)
 
 Config = Annotated[Path | None, typer.Option("--config", help="Settings, TOML; FEDREP_SERVER__... wins over it.")]
 Json = Annotated[bool, typer.Option("--json", help=JSON_HELP)]
+HEALTH_SECONDS = 3.0
 
 
 @app.callback(invoke_without_command=True)
@@ -61,7 +63,7 @@ def backup(
     from services.server.backup import backup as make
 
     settings = load_settings(ServerSettings, config, "FEDREP_SERVER")
-    made: Any = make(settings.database_url, settings.data, target)
+    made: Any = make(settings.database_url, settings.data, target, settings.model_store)
     emit(
         {"file": str(target), "size": target.stat().st_size, "runs": getattr(made, "runs", None)},
         as_json,
@@ -79,5 +81,27 @@ def restore(
     from services.server.backup import restore as put_back
 
     settings = load_settings(ServerSettings, config, "FEDREP_SERVER")
-    put_back(source, settings.database_url, settings.data)
+    put_back(source, settings.database_url, settings.data, settings.model_store)
     emit({"restored": str(source)}, as_json, lambda r: f"Restored {r['restored']}.")
+
+
+@app.command()
+def health(
+    config: Config = None,
+    live: Annotated[bool, typer.Option("--live", help="Only whether the process runs; a standby is live, not ready.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Ask a running server's health port, as a probe does; fails unless it serves."""
+    import grpc
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    settings = load_settings(ServerSettings, config, "FEDREP_SERVER")
+    if settings.health_port is None:
+        raise SettingsError("The settings switch the health port off, so there is nothing to ask. Set `health_port`.")
+    host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
+    with grpc.insecure_channel(f"{host}:{settings.health_port}", [("grpc.enable_http_proxy", 0)]) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        status = stub.Check(health_pb2.HealthCheckRequest(service="live" if live else ""), timeout=HEALTH_SECONDS).status
+    if status != health_pb2.HealthCheckResponse.SERVING:
+        raise StoreUnavailableError("The server runs and does not serve: it stands by, starts, or stops.", reason="NOT_SERVING")
+    emit({"serving": True}, as_json, lambda _result: "serving")

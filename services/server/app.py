@@ -1,11 +1,15 @@
-"""The server process: ports, health, signals. `serve` runs until it is told to stop, then drains and returns."""
+"""The server process: ports, health, signals. `serve` runs until it is told to stop, then drains and returns.
+
+On the health port the service `live` says that the process runs; the empty name says that silos may call, which only a
+leader's does.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import signal
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +30,7 @@ from services.runtime.tls import server_credentials, server_options
 from services.server.alerts import watch_for_trouble
 from services.server.config import ServerSettings
 from services.server.coordinator import Coordinator
+from services.server.high_availability import OnLost, end_process, take_the_lead
 from services.server.interceptor import Gate
 from services.server.metrics import ServerMetrics
 from services.server.model_store import open_model_store
@@ -37,6 +42,7 @@ from services.server.telemetry import Telemetry
 log = structlog.get_logger(__name__)
 
 DRAIN_SECONDS = 2.0
+LIVE = "live"
 SERVICES = (
     federation_pb2.DESCRIPTOR.services_by_name["FederationService"].full_name,
     observer_pb2.DESCRIPTOR.services_by_name["ObserverService"].full_name,
@@ -54,17 +60,18 @@ class RunningServer:
     stop: Callable[[], Awaitable[None]]
 
 
-async def start(settings: ServerSettings) -> RunningServer:
-    """Everything is checked before the first port opens; each failure is one sentence, and leaves nothing running."""
+async def start(settings: ServerSettings, on_lost: OnLost = end_process) -> RunningServer:
+    """Returns when this server leads and serves. Each failure is one sentence, and leaves nothing running."""
     async with AsyncExitStack() as stack:
         credentials, trust, revocations = await _identity(settings)
-        coordinator = await _coordinator(settings, credentials, stack)
+        health = await _not_yet_serving()
+        health_port = await _serve_probes(settings, health, stack)
+        coordinator = await _coordinator(settings, credentials, stack, on_lost)
         server = grpc.aio.server(interceptors=[Gate(trust, coordinator)], options=server_options())
-        health = _add_services(server, coordinator)
+        _add_services(server, coordinator, health)
         secure = server_credentials(lambda: Credentials.load(settings.credentials).key_pair, credentials.root)
         port = _bind(lambda: server.add_secure_port(f"{settings.host}:{settings.port}", secure), settings.host, settings.port)
         stack.push_async_callback(server.stop, DRAIN_SECONDS)
-        health_port = await _serve_probes(settings, health, stack)
         metrics_port = _serve_metrics(settings, coordinator, stack)
         await server.start()
         stack.push_async_callback(coordinator.shut_down)
@@ -112,11 +119,12 @@ def _server_credentials(settings: ServerSettings) -> Credentials:
     return credentials
 
 
-async def _coordinator(settings: ServerSettings, credentials: Credentials, stack: AsyncExitStack) -> Coordinator:
+async def _coordinator(settings: ServerSettings, credentials: Credentials, stack: AsyncExitStack, on_lost: OnLost) -> Coordinator:
     _make_folder(settings.data)
     store = await asyncio.to_thread(open_store, settings.database_url, Retention(update_payloads=settings.retention.updates))
     stack.push_async_callback(asyncio.to_thread, store.close)
-    models = open_model_store(settings.models, settings.data / "models", store.database)
+    await take_the_lead(store.database, settings.data, stack, on_lost)
+    models = open_model_store(settings.model_store, settings.data / "models", store.database)
     telemetry = Telemetry.to_endpoint(settings.telemetry) if settings.telemetry else None
     if telemetry is not None:
         stack.push_async_callback(asyncio.to_thread, telemetry.close)
@@ -126,13 +134,19 @@ async def _coordinator(settings: ServerSettings, credentials: Credentials, stack
     return coordinator
 
 
-def _add_services(server: grpc.aio.Server, coordinator: Coordinator) -> HealthServicer:
+async def _not_yet_serving() -> HealthServicer:
+    health = HealthServicer()
+    for name in ("", *SERVICES):
+        await health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
+    await health.set(LIVE, health_pb2.HealthCheckResponse.SERVING)
+    return health
+
+
+def _add_services(server: grpc.aio.Server, coordinator: Coordinator, health: HealthServicer) -> None:
     federation_pb2_grpc.add_FederationServiceServicer_to_server(FederationServicer(coordinator), server)  # type: ignore[no-untyped-call]
     observer_pb2_grpc.add_ObserverServiceServicer_to_server(ObserverServicer(coordinator), server)  # type: ignore[no-untyped-call]
-    health = HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     reflection.enable_server_reflection((*SERVICES, reflection.SERVICE_NAME), server)
-    return health
 
 
 def check_settings(settings: ServerSettings) -> dict[str, str]:
@@ -153,18 +167,29 @@ def check_settings(settings: ServerSettings) -> dict[str, str]:
 
 
 async def serve(settings: ServerSettings, started: Callable[[RunningServer], None] | None = None) -> None:
-    """Runs until SIGTERM or SIGINT."""
+    """Runs until SIGTERM or SIGINT, also while it stands by; ends the process when another server took the lead."""
     _make_folder(settings.data)
     with lock_folder(settings.data):
-        running = await start(settings)
-        if started is not None:
-            started(running)
         asked = asyncio.Event()
         for name in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(name, asked.set)
-        with suppress(asyncio.CancelledError):
-            await asked.wait()
-        await running.stop()
+        starting = asyncio.create_task(start(settings))
+        told_to_stop = asyncio.create_task(asked.wait())
+        try:
+            await asyncio.wait((starting, told_to_stop), return_when=asyncio.FIRST_COMPLETED)
+            if not starting.done():
+                starting.cancel()
+                await asyncio.wait((starting,))
+                return
+            running = await starting
+            if started is not None:
+                started(running)
+            try:
+                await told_to_stop
+            finally:
+                await running.stop()
+        finally:
+            told_to_stop.cancel()
 
 
 async def _serve_probes(settings: ServerSettings, health: HealthServicer, stack: AsyncExitStack) -> int | None:

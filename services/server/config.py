@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -33,7 +34,9 @@ class ServerSettings(Section):
     metrics_port: int | None = Field(default=8554, ge=0, le=65535, description="plaintext Prometheus port")
     data: Path = Field(default=Path("var/server"), description="folder for the database and the models")
     database: str | None = Field(default=None, description="database URL; SQLite in the data folder when absent")
-    models: str = Field(default="folder", pattern="^(folder|database)$", description="where model files live")
+    models: Literal["folder", "database"] | None = Field(
+        default=None, description="where models live; absent: in the database if that is PostgreSQL, else in the data folder"
+    )
     credentials: Path = Field(default=Path("var/server/identity"), description="folder with key.pem, cert.pem and root.pem")
     revocations: Path | None = Field(default=None, description="revocation list; crl.pem in the credentials folder when absent")
     gather_seconds: float = Field(default=5.0, ge=0, description="how long a quorum waits for the other silos before a round")
@@ -47,3 +50,10 @@ class ServerSettings(Section):
     @property
     def database_url(self) -> str:
         return self.database or f"sqlite:///{self.data / 'fedrep.sqlite3'}"
+
+    @property
+    def model_store(self) -> Literal["folder", "database"]:
+        """Servers that share a database must all reach the models; a folder is one machine's."""
+        if self.models is not None:
+            return self.models
+        return "folder" if self.database_url.startswith("sqlite") else "database"
