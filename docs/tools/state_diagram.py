@@ -13,6 +13,7 @@ import inspect
 import sys
 import textwrap
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from fedrep.protocol.messages import Phase
@@ -73,6 +74,7 @@ def diagram() -> str:
     return "\n".join(lines)
 
 
+@cache
 def _methods() -> dict[str, ast.FunctionDef]:
     tree = ast.parse(textwrap.dedent(inspect.getsource(ServerRound)))
     return {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
