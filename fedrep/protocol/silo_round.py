@@ -9,7 +9,7 @@ send, and to send again on a retry; nothing is computed twice. Secrets of a roun
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -28,14 +28,12 @@ from fedrep.protocol.messages import (
     RevealedShare,
     Secret,
     Signatures,
-    Statement,
     Submission,
     SurvivorSet,
     confirmation_message,
     consensus_context,
     share_hash,
     share_list_digest,
-    statement_message,
     submission_message,
 )
 from fedrep.protocol.silo_rules import (
@@ -58,8 +56,6 @@ from fedrep.secagg.shares import open_share, seal_share
 from fedrep.sparsify import gather
 
 HeldShares = Mapping[SiloName, tuple[bytes, bytes]]
-
-STATEMENT_ROUNDS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,22 +330,3 @@ class Revealed:
     agreement: Agreement
     survivors: SurvivorSet
     message: Reveal
-
-
-def renounce(member: Membership, round_number: int, *, last_round: int, revealed: Collection[int]) -> Statement:
-    """Rule 6: this holder's word that it revealed nothing in a round and never will; "renounced" is on disk before it is sent.
-
-    `revealed` names every such round among the last STATEMENT_ROUNDS. About older ones the silo says nothing: it may have
-    forgotten, and a false statement lets others send values again that were opened.
-    """
-    if round_number in revealed:
-        raise RefusedError(f"this silo revealed shares in round {round_number}; it cannot state otherwise", reason="REVEALED")
-    if not last_round - STATEMENT_ROUNDS < round_number <= last_round:
-        raise RefusedError(
-            f"this silo makes no statement about round {round_number}: it speaks for the last {STATEMENT_ROUNDS} rounds up to "
-            f"{last_round}",
-            reason="NO_STATEMENT",
-        )
-    run = member.run.digest()
-    signature = member.signing_key.sign(statement_message(run, round_number, member.name))
-    return Statement(member.name, run, round_number, signature)

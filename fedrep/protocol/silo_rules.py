@@ -7,7 +7,7 @@ what may be revealed (4); how small a sum may get (5); rounds only go up (6); th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -34,6 +34,8 @@ from fedrep.protocol.messages import (
     submission_message,
 )
 from fedrep.secagg.keys import VerifyKey, check_agreement_public
+
+STATEMENT_ROUNDS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,3 +323,12 @@ def openable_buffers(survivors: SurvivorSet, min_survivors: int, byzantine: int)
     """Rule 4: the buffers about which anything may be revealed; none unless at least o_min reach min_survivors."""
     reached = frozenset(n for n, buffer in enumerate(survivors.buffers) if len(buffer) >= min_survivors)
     return reached if len(reached) >= buffers_needed(byzantine) else frozenset()
+
+
+def may_state(round_number: int, *, last_round: int, revealed: Collection[int]) -> bool:
+    """Rule 6: whether this holder may state that it revealed nothing in a round. "Renounced" is on disk before it is sent.
+
+    `revealed` names every such round among the last STATEMENT_ROUNDS. About older ones a silo says nothing: it may have
+    forgotten, and a false statement lets others send values again that were opened.
+    """
+    return last_round - STATEMENT_ROUNDS < round_number <= last_round and round_number not in revealed

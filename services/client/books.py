@@ -19,6 +19,7 @@ from fedrep.protocol.error_memory import ErrorMemory, Fate, Pending
 from fedrep.protocol.manifests import RoundManifest
 from fedrep.protocol.messages import Outcome, Update
 from fedrep.protocol.model_state import ModelState
+from fedrep.protocol.silo_rules import may_state
 from services.client.state import Journal, StateFolder
 from services.client.trainer import Trainer, TrainerState
 from services.client.training import Trained
@@ -94,12 +95,13 @@ class Books:
         self._write(replace(self.journal, revealed=(*self.journal.revealed, round_number)))
 
     def may_renounce(self, round_number: int) -> bool:
-        return round_number not in self.journal.revealed
+        entered = self.journal.entered(round_number)
+        return may_state(round_number, last_round=entered.last_round, revealed=entered.revealed)
 
     def renounce(self, round_number: int) -> None:
         """Before the statement is sent; the round counts as spoken in, so nothing else follows in it."""
         if not self.may_renounce(round_number):
-            raise RefusedError(f"this silo has revealed in round {round_number}", reason="REVEALED")
+            raise RefusedError(f"this silo has revealed in round {round_number}, or may have forgotten it", reason="REVEALED")
         if round_number not in self.journal.renounced:
             entered = self.journal.entered(round_number)
             self._write(replace(entered, renounced=(*entered.renounced, round_number)))

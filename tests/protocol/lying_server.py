@@ -20,11 +20,13 @@ from fedrep.protocol.messages import (
     Reveal,
     Secret,
     Signatures,
+    Statement,
     Submission,
     Survivor,
     SurvivorSet,
     Update,
     consensus_context,
+    statement_message,
 )
 from fedrep.protocol.silo_round import Confirmed, Submitted
 from fedrep.secagg import shamir
@@ -230,3 +232,9 @@ def outcome(federation: Federation, kind: Outcome = Outcome.SKIPPED, **changes: 
         chain=state.chain,
     )
     return replace(bare, **changes)  # type: ignore[arg-type]
+
+
+def statement_of(federation: Federation, silo: Silo) -> Statement:
+    """ "Not revealed in this round, and never will": true or not."""
+    run, number = federation.run.digest(), federation.round_number
+    return Statement(silo.name, run, number, silo.signing_key.sign(statement_message(run, number, silo.name)))

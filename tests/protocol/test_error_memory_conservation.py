@@ -77,7 +77,7 @@ class Books:
         if self.memory.update is not None:
             self.folded += self.memory.update
         indices = np.sort(self.rng.choice(6, size=3, replace=False))
-        sent = self.memory.g()[indices] - self.draw(3) / 8
+        sent = (self.memory.g()[indices] - self.draw(3) / 8).astype(np.float32)
         self.sent[self.round] = (indices, sent)
         self.memory = self.memory.submitted(pending_of(round_number=self.round, indices=indices, sent=sent))
 
@@ -161,7 +161,9 @@ def test_no_contribution_counts_twice_in_a_federation_with_random_dropouts(seed:
                 assert name not in opened
                 assert silo.memory is before[name]
                 continue
-            folded[name] += before[name].update if before[name].update is not None else 0.0
+            update_folded_in = before[name].update
+            if update_folded_in is not None:
+                folded[name] += update_folded_in
             indices, sent[name] = silo.submitted.agreement.indices, silo.submitted.values.dequantized
             if name in opened:
                 applied[name][indices] += sent[name]

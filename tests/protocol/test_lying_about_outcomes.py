@@ -9,10 +9,10 @@ import pytest
 from numpy.typing import NDArray
 
 from fedrep.protocol.error_memory import ErrorMemory, Fate, Pending
-from fedrep.protocol.messages import Outcome, Phase, Statement, SurvivorSet, Update
-from fedrep.protocol.silo_round import renounce
+from fedrep.protocol.messages import Outcome, Phase, SurvivorSet, Update
+from fedrep.protocol.silo_rules import may_state
 from tests.protocol.federation import Federation
-from tests.protocol.lying_server import LyingServer, outcome, pairs, solved_from_three_groups
+from tests.protocol.lying_server import LyingServer, outcome, pairs, solved_from_three_groups, statement_of
 from tests.protocol.silo_refusal import refused
 
 
@@ -100,8 +100,7 @@ def test_a_crash_between_reveal_and_update_neither_resends_nor_lies() -> None:
     manifest = federation.manifest
     silo.ready = silo.proposed = silo.submitted = silo.confirmed = silo.revealed = None
     refused("ROUND_NOT_LATER", lambda: federation.enter(silo, manifest))
-    member = federation.membership(silo)
-    refused("REVEALED", lambda: renounce(member, manifest.round, last_round=silo.last_round, revealed=(manifest.round,)))
+    assert not may_state(manifest.round, last_round=silo.last_round, revealed=(manifest.round,))
     federation.finish()
     after, fate = disk.settle(outcome(federation))
     assert fate is Fate.UNDECIDED
@@ -139,7 +138,7 @@ def test_one_false_statement_stops_nobody() -> None:
         if federation.round.phase is Phase.REVEAL:
             federation.reveal(silo)
     liar = federation.members[0]
-    statement: Statement = renounce(federation.membership(liar), 1, last_round=1, revealed=())
+    statement = statement_of(federation, liar)
     before = {silo.name: silo.memory for silo in federation.members}
     update = federation.finish()
     assert update.outcome is Outcome.APPLIED

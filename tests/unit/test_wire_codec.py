@@ -356,19 +356,20 @@ def test_a_stream_of_tiny_or_empty_chunks_costs_no_more_than_its_bytes() -> None
 @given(garbage=st.binary(max_size=80))
 def test_bytes_that_are_no_message_never_decode_to_an_exception_of_another_kind(garbage: bytes) -> None:
     """Whatever protobuf accepts, the codec turns into a message or a DecodeError."""
-    for kind, decode in (
+    decoders: list[tuple[Any, Callable[[Any], object]]] = [
         (pb.RevealSharesRequest, lambda m: codec.reveal_from_wire(A, m)),
         (pb.UpdateHeader, lambda m: codec.update_from_wire(m, b"")),
         (pb.ConsensusHeader, lambda m: codec.consensus_from_wire(m, b"")),
         (pb.ProposalHeader, lambda m: codec.proposal_from_wire(A, m, b"")),
         (pb.SignedRoundManifest, codec.signed_round_from_wire),
         (pb.SignedRunManifest, codec.signed_run_from_wire),
-    ):
+    ]
+    for kind, decode in decoders:
         try:
             message = kind.FromString(garbage)
         except ProtobufDecodeError:
             continue
         try:
-            decode(message)  # type: ignore[no-untyped-call]
+            decode(message)
         except DecodeError:
             continue
