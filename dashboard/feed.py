@@ -26,6 +26,7 @@ MOST_FEEDS = 64
 NEWEST = 16
 RETRY_SECONDS = 1.0
 PATIENCE_SECONDS = 3.0
+AMEND_SECONDS, AMEND_TIMES, AMENDED_ROUNDS = 2.0, 3, 8
 
 log = structlog.get_logger()
 
@@ -44,6 +45,8 @@ class RunFeed:
         self.history = History()
         self.items: deque[Item] = deque(maxlen=KEPT_EVENTS)
         self.position = 0
+        self.amended = 0  # rounds changed without an event, counted
+        self.amendments: deque[tuple[int, int]] = deque(maxlen=KEPT_EVENTS)  # (count, round)
         self.generation = 0  # grows when the server's history is not the one we knew
         self.summary: observer_pb2.RunSummary | None = None
         self.answer: observer_pb2.GetRunResponse | None = None
@@ -53,7 +56,9 @@ class RunFeed:
         self._ready = asyncio.Event()
         self._changed = asyncio.Event()
         self._failure: Exception | None = None
+        self._unsettled = 0
         self._task = asyncio.create_task(self._follow())
+        self._amending = asyncio.create_task(self._amend())
 
     @property
     def oldest(self) -> int:
@@ -72,9 +77,10 @@ class RunFeed:
         return self._changed
 
     async def close(self) -> None:
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+        for task in (self._task, self._amending):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
 
     @property
     def ended(self) -> bool:
@@ -112,6 +118,22 @@ class RunFeed:
                     return
             await asyncio.sleep(RETRY_SECONDS)
 
+    async def _amend(self) -> None:
+        """Silos report on a round after it has ended, and no event says so: look again for a while."""
+        while not self._task.done():
+            await asyncio.sleep(AMEND_SECONDS)
+            if self._unsettled == 0 or not self._ready.is_set():
+                continue
+            self._unsettled -= 1
+            with contextlib.suppress(ServerUnreachableError, ServerRefusedError):
+                page, _ = await self._observer.rounds(self.name, max(1, self.history.last - AMENDED_ROUNDS + 1))
+                changed = [item.round for item in page if self.history.put(item)]
+                for number in changed:
+                    self.amendments.append((self.amended + 1, number))
+                    self.amended += 1
+                if changed:
+                    self._wake()
+
     async def _load(self) -> None:
         answer = await self._observer.run(self.name)
         known = self.answer
@@ -141,6 +163,7 @@ class RunFeed:
         self.history.dense = answer.dense_bytes_per_silo_round
 
     def _take(self, message: observer_pb2.WatchRunResponse) -> None:
+        self._unsettled = AMEND_TIMES
         if message.HasField("round"):
             self.history.put(message.round)
         if message.HasField("summary"):

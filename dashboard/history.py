@@ -46,15 +46,18 @@ class History:
         self._statuses.clear()
         self._marks.clear()
 
-    def put(self, item: observer_pb2.Round) -> None:
-        """Add a round, or replace it: an evaluation may arrive after its round has ended."""
+    def put(self, item: observer_pb2.Round) -> bool:
+        """Add a round, or replace it: reports may arrive after a round has ended. False if nothing changed."""
         at = bisect_left(self._numbers, item.round)
         same = int(at < len(self._numbers) and self._numbers[at] == item.round)
+        if same and self._rounds[at] == item:
+            return False
         self._numbers[at : at + same] = [item.round]
         self._rounds[at : at + same] = [item]
         self._statuses[at : at + same] = [{s.silo: sys.intern(s.status) for s in item.silos}]
         self._marks[at : at + same] = [marks_of(item)]
         del self._rows[at:]
+        return True
 
     def rows(self) -> Sequence[schema.RoundRow]:
         while len(self._rows) < len(self._rounds):

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from dashboard import schema
-from dashboard.feed import Feeds, RunFeed
+from dashboard.feed import AMENDED_ROUNDS, Feeds, RunFeed
 from dashboard.observer import Observer
 
 Message = dict[str, Any]
@@ -36,9 +36,12 @@ async def run_stream(feed: RunFeed, observer: Observer, after: int) -> AsyncIter
     try:
         generation, position, shown = feed.generation, after, None
         yield message("run", feed.run())
+        amended = feed.amended
         if position < feed.oldest or position > feed.position:
             position = feed.position
             yield message("reset", {"reason": "the dashboard no longer has the events since then"}, position)
+        for recent in feed.history.rows()[-AMENDED_ROUNDS:]:  # they may have changed since the page was loaded
+            yield message("round", recent)
         while True:
             waiting = [feed.changed, observer.state_changed]  # read first, so that nothing is missed in between
             if observer.state != shown:
@@ -56,6 +59,12 @@ async def run_stream(feed: RunFeed, observer: Observer, after: int) -> AsyncIter
                 yield message("event", item.event, position)
             if fresh:
                 yield message("run", feed.run())
+            late = [number for count, number in feed.amendments if count > amended]
+            amended = feed.amended
+            for number in late:
+                row = feed.history.row(number)
+                if row is not None:
+                    yield message("round", row)
             await first_of(waiting)
     finally:
         feed.watchers -= 1

@@ -193,7 +193,10 @@ class ScriptedServer(observer_pb2_grpc.ObserverServiceServicer):
                     self._changed.wait(60)
                 fresh = run.log[position:]
             position += len(fresh)
-            yield from fresh
+            for response in fresh:
+                if response.HasField("round"):  # as it now stands, not as it was
+                    response.round.CopyFrom(run.rounds[response.round.round - 1])
+                yield response
 
     def PauseRun(self, request: pb.PauseRunRequest, context: Any) -> pb.PauseRunResponse:  # noqa: N802
         return pb.PauseRunResponse(summary=self._set_state(request.name, "paused", request.reason, context))

@@ -54,6 +54,8 @@ export function SettingsCard({ detail }: { detail: RunDetail }) {
   );
 }
 
+const plain = (value: unknown): string => (typeof value === "string" ? value : Array.isArray(value) ? value.map(plain).join(", ") : JSON.stringify(value));
+
 function shown(key: string, settings: Record<string, unknown>): string {
   const value = settings[key];
   if (key === "deadlines") {
@@ -68,6 +70,9 @@ function shown(key: string, settings: Record<string, unknown>): string {
   if (key === "reshuffle_every") return value === 1 ? "round" : `${value} rounds`;
   if (key.endsWith("_bits")) return `${value} bits`;
   if (typeof value === "number") return count(value);
-  if (typeof value === "object") return Object.keys(value as object).length ? JSON.stringify(value) : "defaults";
+  if (typeof value === "object") {
+    const pairs = Object.entries(value as object).map(([name, inner]) => `${name}: ${plain(inner)}`);
+    return pairs.join(", ") || "defaults";
+  }
   return words(String(value));
 }

@@ -38,7 +38,7 @@ export function Waterfall({ rows, exportPath }: { rows: Row[]; exportPath: strin
                       const share = s / longest;
                       return (
                         <span key={i} class={`phase phase-${i}`} style={{ width: `${100 * share}%` }}>
-                          {share * (width - 130) > 46 ? `${i + 1} · ${seconds(s)}` : share * (width - 130) > 13 ? i + 1 : ""}
+                          {share * (width - 130) > 64 ? `${i + 1} · ${seconds(s)}` : share * (width - 130) > 13 ? i + 1 : ""}
                         </span>
                       );
                     })}
