@@ -240,7 +240,7 @@ def _written_out(
 
 
 def _shortened(points: Points, norms: Doubles, radius: float) -> Doubles:
-    factor = np.minimum(1.0, radius / np.maximum(norms, np.finfo(np.float64).tiny))
+    factor = np.where(norms > radius, radius / np.maximum(norms, radius or 1.0), 1.0)
     rows = np.zeros((points.count, len(points.inner)))
     np.fill_diagonal(rows[:, : points.count], factor)
     rows[:, points.origin] = 1.0 - factor
