@@ -10,6 +10,7 @@ import asyncio
 import datetime as dt
 import secrets
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -141,9 +142,8 @@ class SiloDaemon:
 
     async def _take_part(self, manifest: RoundManifest) -> Agreed:
         """The steps of `silo_round`, each with what it needs on disk."""
-        limit = time.monotonic() + manifest.deadlines.propose
         model = await self._model_for(manifest)
-        step = await self._propose(await self._enter(manifest, model), model, limit)
+        step = await self._propose(await self._enter(manifest, model), model)
         self.reports.phase(manifest.round, "consensus")
         consensus = await self.connection.consensus(manifest.run, manifest.round)
         placed = any(place.silo == self._name for buffer in consensus.assignment for place in buffer)
@@ -175,13 +175,13 @@ class SiloDaemon:
         self._sessions.forget_before(ready.session.public)
         return ready
 
-    async def _propose(self, ready: Ready, model: ModelState, limit: float) -> Proposed | Ready:
+    async def _propose(self, ready: Ready, model: ModelState) -> Proposed | Ready:
         """A proposal that was sent, or the unused step of a silo that is only a holder in this round."""
         manifest = ready.manifest
         repeated = self.books.repeated_proposal(manifest, model)
         affordable = repeated is not None or await self._affordable(manifest)
         awake = self._settings.policy.trains_at(dt.datetime.now())
-        if not (affordable and awake and await self._trained(model, manifest, limit)):
+        if not (affordable and awake and await self._trained(model, manifest)):
             self.books.enter(manifest.round)
             return ready
         if repeated is not None:
@@ -225,20 +225,22 @@ class SiloDaemon:
             return False
         return True
 
-    async def _trained(self, model: ModelState, manifest: RoundManifest, limit: float) -> bool:
-        """Whether there is a g for this model version in time."""
+    async def _trained(self, model: ModelState, manifest: RoundManifest) -> bool:
+        """Whether there is a g for this model version before the others agree without it."""
         if not self.books.memory.needs_training(model.version):
             return True
         self.reports.phase(manifest.round, "training")
-        seconds = limit - time.monotonic()
+        too_late = asyncio.create_task(self._until_consensus(manifest))
         try:
-            trained = await self._training.result(model, manifest.round, seconds, self.books.state_to_train_from())
+            trained = await self._training.result(model, manifest.round, too_late, self.books.state_to_train_from())
         except TrainingFailedError as error:
             self._failures += 1
             await self.reports.training_failed(manifest, error)
             if self._failures >= self._settings.training_failures:
                 self._stopping = FedrepError(f"training failed {self._failures} times in a row; last: {error}")
             return False
+        finally:
+            too_late.cancel()
         if trained is None:
             log.info("training_not_ready", round=manifest.round)
             return False
@@ -246,6 +248,13 @@ class SiloDaemon:
         self.books.trained(trained)
         self.reports.trained(trained)
         return True
+
+    async def _until_consensus(self, manifest: RoundManifest) -> None:
+        """Only the server knows when its deadline passes. Asking is a message of the round, so its number goes to disk first."""
+        await asyncio.sleep(manifest.deadlines.propose / 2)
+        self.books.enter(manifest.round)
+        with suppress(FedrepError):
+            await self.connection.consensus(manifest.run, manifest.round)
 
     async def _conclude(self, manifest: RoundManifest, agreed: Agreed | None) -> Concluded:
         """Outcome, settlement, next model. May come rounds later for a silo that was away."""

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import structlog
@@ -56,15 +56,14 @@ class Training:
         return self._task is not None and not self._task.done()
 
     async def result(
-        self, model: ModelState, round_number: int, seconds: float, start_from: TrainerState | None
+        self, model: ModelState, round_number: int, too_late: asyncio.Future[Any], start_from: TrainerState | None
     ) -> Trained | None:
-        """The update for this version, or None if it is not ready in time; asking again goes on waiting for it.
+        """The update for this version, or None if `too_late` came first; asking again goes on waiting for it.
 
         `start_from` is what the trainer is put back to before a new training, or None if it already stands there.
         """
-        limit = time.monotonic() + seconds
         if self._task is not None and self._version != model.version:
-            if not await self._ready_by(limit):
+            if not await self._ready_before(too_late):
                 return None
             self._task.exception()  # nobody else asks how a training for an older model went
             self._task = None
@@ -74,7 +73,7 @@ class Training:
                 self.trainer.load_state(start_from)
             self._version, self._before = model.version, self.trainer.state()
             self._task = asyncio.create_task(self._train(model, round_number))
-        if not await self._ready_by(limit):
+        if not await self._ready_before(too_late):
             return None
         task, self._task = self._task, None
         if task.exception() is not None:
@@ -82,10 +81,10 @@ class Training:
                 self.trainer.load_state(self._before or {})
         return task.result()
 
-    async def _ready_by(self, limit: float) -> bool:
+    async def _ready_before(self, too_late: asyncio.Future[Any]) -> bool:
         assert self._task is not None
-        done, _ = await asyncio.wait({self._task}, timeout=max(limit - time.monotonic(), 0.0))
-        return bool(done)
+        await asyncio.wait({self._task, too_late}, return_when=asyncio.FIRST_COMPLETED)
+        return self._task.done()
 
     async def _train(self, model: ModelState, round_number: int) -> Trained:
         started = time.monotonic()
