@@ -1,0 +1,97 @@
+"""One cell of an experiment: everything that decides its result, and nothing else.
+
+Defaults are the settings of section 5: 32 silos, 7 of them Byzantine, batches of 25, K = 0.05 d, buffers of two, local
+momentum SGD with beta = 0.9, the rate multiplied by 0.1 after two thirds of the training.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from fedrep.errors import SettingsError
+
+
+@dataclass(frozen=True)
+class Cell:
+    task: str = "train"  # or a measurement by name
+    method: str = "fedrep"
+    method_settings: Mapping[str, Any] = field(default_factory=dict)
+    rule: str = "centered_clipping"
+    rule_settings: Mapping[str, Any] = field(default_factory=dict)
+    pre: tuple[str, ...] = ()
+    attack: str = "none"
+    attack_settings: Mapping[str, Any] = field(default_factory=dict)
+    coordinate_attack: str = "none"
+    m: int = 32
+    f: int = 7
+    s: int = 2
+    ratio: float = 0.05  # K / d
+    alpha: float = 0.0
+    interval: int = 1  # I
+    beta: float = 0.9
+    rate: float = 0.5
+    batch_size: int = 25
+    model: str = "small_cnn"
+    model_options: Mapping[str, Any] = field(default_factory=dict)
+    dataset: str = "fashion_mnist"
+    split: str = "iid"
+    dirichlet_alpha: float = 1.0
+    rounds: int = 600
+    epochs: float = 0.0  # if positive, decides the number of rounds
+    decay_after: float = 2 / 3  # of the rounds
+    decay: float = 0.1
+    ring_bits: int = 0  # 0: real numbers instead of a ring
+    initial_range: float = 1.0
+    dropout: float = 0.0  # the chance that a silo proposes and then falls silent
+    reshuffle_every: int = 1  # rounds between two draws of the buffers; 0: never
+    evaluations: int = 20  # over the training, evenly
+    evaluation_samples: int = 2000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        problems = [
+            text
+            for wrong, text in (
+                (self.m < 1, f"m is {self.m}; there must be a silo"),
+                (not 0 <= self.f < self.m, f"f is {self.f} of m = {self.m} silos; at least one must be honest"),
+                (self.s < 1 or self.s > self.m, f"s is {self.s}; a buffer holds between one silo and all m = {self.m}"),
+                (self.ratio <= 0, f"ratio, K/d, is {self.ratio}; it must be positive"),
+                (not 0 <= self.alpha <= 1, f"alpha is {self.alpha}; it must lie between 0 and 1"),
+                (not 0 <= self.beta < 1, f"beta is {self.beta}; it must lie in [0, 1)"),
+                (self.rate <= 0, f"rate is {self.rate}; it must be positive"),
+                (not 0 <= self.dropout < 1, f"dropout is {self.dropout}; it must lie in [0, 1)"),
+                (self.rounds < 1 and self.epochs <= 0, "either rounds or epochs must be positive"),
+            )
+            if wrong
+        ]
+        if problems:
+            raise SettingsError("A cell of this experiment cannot run: " + "; ".join(problems) + ".")
+
+    @property
+    def attackers(self) -> int:
+        """Silos that really misbehave; f is what the rule is told to expect."""
+        return 0 if self.attack == "none" and self.coordinate_attack == "none" else self.f
+
+    def key(self) -> str:
+        """The same settings give the same name, so a finished cell is found again."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
+
+    def plain(self) -> dict[str, Any]:
+        return json.loads(json.dumps(asdict(self)))  # type: ignore[no-any-return]  # json.loads is Any
+
+
+NAMES = frozenset(item.name for item in fields(Cell))
+
+
+def cell_from(settings: Mapping[str, Any], where: str) -> Cell:
+    unknown = sorted(set(settings) - NAMES)
+    if unknown:
+        raise SettingsError(f"{where} sets {', '.join(unknown)}, which no cell has; a cell has {', '.join(sorted(NAMES))}.")
+    values = dict(settings)
+    if "pre" in values:
+        values["pre"] = tuple(values["pre"])
+    return Cell(**values)
