@@ -117,8 +117,11 @@ class RoundManifest:
 
 @dataclass(frozen=True, slots=True)
 class SignedRoundManifest:
+    """`certificate` is the server's new chain if it was renewed after the process started; empty otherwise."""
+
     manifest: RoundManifest
     signature: bytes
+    certificate: bytes = b""
 
 
 def share_threshold(holders: int) -> int:

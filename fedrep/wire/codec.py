@@ -91,11 +91,12 @@ def round_manifest_from_wire(wire: pb.RoundManifest) -> RoundManifest:
 
 
 def signed_round_to_wire(signed: SignedRoundManifest) -> pb.SignedRoundManifest:
-    return pb.SignedRoundManifest(manifest=round_manifest_to_wire(signed.manifest), signature=signed.signature)
+    manifest = round_manifest_to_wire(signed.manifest)
+    return pb.SignedRoundManifest(manifest=manifest, signature=signed.signature, certificate=signed.certificate)
 
 
 def signed_round_from_wire(wire: pb.SignedRoundManifest) -> SignedRoundManifest:
-    return SignedRoundManifest(round_manifest_from_wire(wire.manifest), wire.signature)
+    return SignedRoundManifest(round_manifest_from_wire(wire.manifest), wire.signature, wire.certificate)
 
 
 def _deadlines_to_wire(deadlines: Deadlines) -> pb.Deadlines:

@@ -43,6 +43,16 @@ class ClosedRound:
     ledger: tuple[LedgerEntry, ...]
     traffic: Mapping[str, Traffic]
 
+    def in_a_line(self, seconds: float) -> dict[str, object]:
+        """For the log."""
+        return {
+            "round": self.row.round,
+            "outcome": self.row.outcome.value,
+            "reason": self.row.reason or None,
+            "survivors": self.row.survivors,
+            "seconds": round(seconds, 3),
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Clock:

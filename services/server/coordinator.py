@@ -26,8 +26,9 @@ from services.server.interceptor import concerns_run
 from services.server.journal import FLOAT_BYTES, Journal
 from services.server.metrics import ServerMetrics
 from services.server.model_store import ModelStore, StoredModel
+from services.server.open_round import Seal, quiet_after_restart
 from services.server.permissions import FEDERATION
-from services.server.run_driver import RunDriver, quiet_after_restart
+from services.server.run_driver import RunDriver
 from services.server.store import NewEvent, NewModel, Progress, Store, StoredRun, attendance_from_json, attendance_to_json
 from services.server.telemetry import Telemetry
 from services.server.watchers import Watchers
@@ -52,7 +53,7 @@ class Coordinator:
         self.telemetry = telemetry
         self.watchers = Watchers()
         self.server_certificate = credentials.chain
-        self._signing_key = credentials.signing_key
+        self._seal = Seal(settings.credentials, credentials)
         self._drivers: dict[str, RunDriver] = {}
         self._by_hash: dict[bytes, RunDriver] = {}
         self._certificates: dict[bytes, bytes] = {}
@@ -155,7 +156,7 @@ class Coordinator:
             signed,
             model,
             journal,
-            self._signing_key,
+            self._seal,
             self.settings,
             state=state,
             state_reason=reason,

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 
 from fedrep import buffers
+from fedrep.errors import FedrepError
 from fedrep.protocol.attendance import Attendance
 from fedrep.protocol.clip_range import ClipRange
 from fedrep.protocol.manifests import (
@@ -22,6 +25,8 @@ from fedrep.protocol.model_state import ModelState
 from fedrep.protocol.server_round import ServerRound
 from fedrep.secagg.keys import SigningKey, VerifyKey
 from fedrep.secagg.transcript import digest
+from services.identity.certificates import Credentials
+from services.server.closing import Clock
 
 
 @dataclass
@@ -38,6 +43,32 @@ class OpenRound:
     @property
     def number(self) -> int:
         return self.signed.manifest.round
+
+    def clock(self) -> Clock:
+        return Clock(self.started_at, tuple(self.marks))
+
+
+class Seal:
+    """The server's signature under round manifests. A certificate that is renewed while the server runs is used from the
+    next round on, and sent along, because silos know only the one that Join named."""
+
+    def __init__(self, folder: Path, first: Credentials) -> None:
+        self._folder = folder
+        self.first = first
+        self._now = first
+        self._seen = self._stamp()
+
+    def current(self) -> tuple[SigningKey, bytes]:
+        """The key, and the chain if it is not the first one. A folder that is half replaced leaves the old pair in use."""
+        stamp = self._stamp()
+        if stamp != self._seen:
+            with suppress(FedrepError, OSError):
+                self._now = Credentials.load(self._folder)
+                self._seen = stamp
+        return self._now.signing_key, b"" if self._now.chain == self.first.chain else self._now.chain
+
+    def _stamp(self) -> tuple[int, ...]:
+        return tuple(path.stat().st_mtime_ns for path in sorted(self._folder.glob("*.pem")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +105,7 @@ def announce(
     clip_range: ClipRange,
     number: int,
     roster: tuple[RosterEntry, ...],
-    key: SigningKey,
+    seal: Seal,
 ) -> SignedRoundManifest:
     manifest = RoundManifest(
         run=rules.digest(),
@@ -94,4 +125,11 @@ def announce(
         byzantine=rules.byzantine,
         deadlines=rules.deadlines,
     )
-    return SignedRoundManifest(manifest, key.sign(round_manifest_message(manifest)))
+    key, renewed = seal.current()
+    return SignedRoundManifest(manifest, key.sign(round_manifest_message(manifest)), renewed)
+
+
+def quiet_after_restart(attendance: Attendance) -> Attendance:
+    """Penalties and exclusions outlast a restart; presence does not: silos join again."""
+    absent = {name: replace(standing, present=False) for name, standing in attendance.standings.items()}
+    return replace(attendance, standings=absent)

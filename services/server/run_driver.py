@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import structlog
 
@@ -38,12 +37,12 @@ from fedrep.protocol.messages import (
 from fedrep.protocol.model_state import ServerModel
 from fedrep.protocol.server_round import ServerRound
 from fedrep.protocol.server_rules import check_member
-from fedrep.secagg.keys import SigningKey, VerifyKey
-from services.server.closing import Clock, ClosedRound, RunState, close_round
+from fedrep.secagg.keys import VerifyKey
+from services.server.closing import ClosedRound, RunState, close_round
 from services.server.config import ServerSettings
 from services.server.journal import Journal
-from services.server.open_round import Dice, OpenRound, announce, next_roster
-from services.server.store import NewEvent, Progress
+from services.server.open_round import Dice, OpenRound, Seal, announce, next_roster
+from services.server.store import NewEvent
 from services.server.traffic import TrafficCounter
 from services.server.waiting import Bell, carried_through
 
@@ -60,7 +59,7 @@ class RunDriver:
         signed: SignedRunManifest,
         model: ServerModel,
         journal: Journal,
-        signing_key: SigningKey,
+        seal: Seal,
         settings: ServerSettings,
         *,
         state: RunState,
@@ -83,7 +82,7 @@ class RunDriver:
         self.last_activity = time.time()
         self.traffic = TrafficCounter()
         self.open: OpenRound | None = None
-        self._signing_key = signing_key
+        self._seal = seal
         self._on_closed = on_closed
         self._settings = settings
         self._keys: dict[SiloName, VerifyKey] = {}
@@ -212,15 +211,17 @@ class RunDriver:
                 await self._receive(self.open, Aborted("the run was rolled back"))
             model = await asyncio.to_thread(successor, self.model)
             event = NewEvent(time.time(), "rolled_back", text, "warning", self.last_round)
-            await asyncio.to_thread(self.journal.save_model, model, self._progress(model), [event])
+            progress = self.journal.progress(self.last_round, model, self.attendance, self.clip_range)
+            await asyncio.to_thread(self.journal.save_model, model, progress, [event])
             self.model = model
             self._gather()
 
     async def shut_down(self, grace: float) -> None:
         """Let the open round end within the grace period, else skip it; start no other."""
         self._stopping = True
-        if self._gathering is not None:
-            self._gathering.cancel()
+        async with self._lock:
+            if self._gathering is not None:
+                self._gathering.cancel()
         deadline = time.time() + grace
         while self.open is not None and time.time() < deadline:
             await asyncio.sleep(0.05)
@@ -270,10 +271,17 @@ class RunDriver:
                     pass  # the phase DONE that follows closes it
         if current.machine.phase is Phase.DONE and self.open is current:
             await self._close(current, notes)
-        elif notes:
-            await asyncio.to_thread(self.journal.notes, notes)
         if effects:
             self._bell.ring()
+        if notes and current.machine.phase is not Phase.DONE:
+            await self._keep(notes)
+
+    async def _keep(self, notes: list[NewEvent]) -> None:
+        """The round goes on without its lines in the log when the database is away."""
+        try:
+            await asyncio.to_thread(self.journal.notes, notes)
+        except FedrepError as error:
+            log.warning("events_lost", run=self.manifest.name, events=[note.text for note in notes], problem=str(error))
 
     def _arm(self, current: OpenRound, phase: Phase) -> None:
         if current.timer is not None and current.timer is not asyncio.current_task():
@@ -307,23 +315,17 @@ class RunDriver:
         self.last_round, self._latest, self.open = closed.update.round, closed.update, None
         self.last_activity = time.time()
         self._on_closed(self.manifest.name, closed)
-        log.info(
-            "round",
-            run=self.manifest.name,
-            round=closed.update.round,
-            outcome=closed.update.outcome.value,
-            reason=closed.update.reason or None,
-            survivors=len(closed.update.survivors.names()) if closed.update.survivors else 0,
-            seconds=round(current.marks[-1] - current.started_at, 3),
-        )
+        log.info("round", run=self.manifest.name, **closed.in_a_line(current.marks[-1] - current.started_at))
         await self._after_round()
 
     async def _after_round(self) -> None:
-        reason = await asyncio.to_thread(self.journal.reason_to_stop, self.last_round)
-        if reason is not None and self.state is RunState.RUNNING:
-            await self._set_state(RunState.FINISHED, reason)
-        else:
-            self._gather(at_once=True)
+        try:
+            reason = await asyncio.to_thread(self.journal.reason_to_stop, self.last_round)
+            if reason is not None and self.state is RunState.RUNNING:
+                await self._set_state(RunState.FINISHED, reason)
+        except FedrepError as error:  # asked again after the next round
+            log.error("stop_rules_not_checked", run=self.manifest.name, problem=str(error))
+        self._gather(at_once=True)
 
     def _closed(self, current: OpenRound) -> ClosedRound:
         return close_round(
@@ -333,7 +335,7 @@ class RunDriver:
             self.clip_range,
             clip_rates=current.clip_rates,
             repeated=self._repeated(current.machine),
-            clock=Clock(current.started_at, tuple(current.marks)),
+            clock=current.clock(),
             traffic=self.traffic.take(),
         )
 
@@ -343,9 +345,6 @@ class RunDriver:
         repeated = frozenset(silo for silo, code in now.items() if self._proposed_last.get(silo) == code)
         self._proposed_last.update(now)
         return repeated
-
-    def _progress(self, model: ServerModel) -> Progress:
-        return self.journal.progress(self.last_round, model, self.attendance, self.clip_range)
 
     async def _set_state(self, state: RunState, reason: str) -> None:
         await asyncio.to_thread(self.journal.set_state, state, reason)
@@ -370,28 +369,32 @@ class RunDriver:
     async def _start_round_after(self, seconds: float) -> None:
         if seconds:
             await asyncio.sleep(seconds)
-        async with self._lock:
-            number, roster = next_roster(self.attendance, self._keys, self.last_round, self.manifest.quorum)
-            ready = self.open is None and not self._stopping and self.state in (RunState.WAITING, RunState.RUNNING)
-            if not ready or len(roster) < self.manifest.quorum:
+        pause = 0.5
+        while True:
+            try:
+                async with self._lock:
+                    await self._start_round()
                 return
-            await asyncio.to_thread(self.journal.note_open_round, number, first=self.state is RunState.WAITING)
-            self.state, self.state_reason = RunState.RUNNING, ""
-            self._open_round(number, roster)
-            self._bell.ring()
+            except FedrepError as error:  # the database is away: the run waits for it
+                log.error("round_not_started", run=self.manifest.name, problem=str(error))
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
 
-    def _open_round(self, number: int, roster: tuple[RosterEntry, ...]) -> None:
-        rules = self.manifest
-        signed = announce(rules, self.model.state, self.clip_range, number, roster, self._signing_key)
+    async def _start_round(self) -> None:
+        number, roster = next_roster(self.attendance, self._keys, self.last_round, self.manifest.quorum)
+        ready = self.open is None and not self._stopping and self.state in (RunState.WAITING, RunState.RUNNING)
+        if not ready or len(roster) < self.manifest.quorum:
+            return
+        await asyncio.to_thread(self.journal.note_open_round, number, first=self.state is RunState.WAITING)
+        self.state, self.state_reason = RunState.RUNNING, ""
+        self.open = await asyncio.to_thread(self._opened, number, roster)
+        self._arm(self.open, Phase.PROPOSE)
+        self._bell.ring()
+
+    def _opened(self, number: int, roster: tuple[RosterEntry, ...]) -> OpenRound:
+        rules, dice = self.manifest, self._dice
+        signed = announce(rules, self.model.state, self.clip_range, number, roster, self._seal)
         keys = {entry.name: self._keys[entry.name] for entry in roster}
-        dice = self._dice
         machine = ServerRound(rules, signed.manifest, keys, dice.order(rules, number), dice.generator("aggregate", number))
         now = time.time()
-        self.open = OpenRound(machine, signed, now, [now])
-        self._arm(self.open, Phase.PROPOSE)
-
-
-def quiet_after_restart(attendance: Attendance) -> Attendance:
-    """Penalties and exclusions outlast a restart; presence does not: silos join again."""
-    absent = {name: replace(standing, present=False) for name, standing in attendance.standings.items()}
-    return replace(attendance, standings=absent)
+        return OpenRound(machine, signed, now, [now])

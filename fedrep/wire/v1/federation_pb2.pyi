@@ -150,12 +150,14 @@ class RoundManifest(_message.Message):
     def __init__(self, run: _Optional[bytes] = ..., round: _Optional[int] = ..., model_version: _Optional[int] = ..., model_hash: _Optional[bytes] = ..., chain: _Optional[bytes] = ..., roster: _Optional[_Iterable[_Union[RosterEntry, _Mapping]]] = ..., parameters: _Optional[int] = ..., coordinates: _Optional[int] = ..., per_silo: _Optional[int] = ..., alpha: _Optional[float] = ..., buffer_size: _Optional[int] = ..., ring_bits: _Optional[int] = ..., value_bits: _Optional[int] = ..., clip_range: _Optional[float] = ..., byzantine: _Optional[int] = ..., deadlines: _Optional[_Union[Deadlines, _Mapping]] = ...) -> None: ...
 
 class SignedRoundManifest(_message.Message):
-    __slots__ = ("manifest", "signature")
+    __slots__ = ("manifest", "signature", "certificate")
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
     manifest: RoundManifest
     signature: bytes
-    def __init__(self, manifest: _Optional[_Union[RoundManifest, _Mapping]] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    certificate: bytes
+    def __init__(self, manifest: _Optional[_Union[RoundManifest, _Mapping]] = ..., signature: _Optional[bytes] = ..., certificate: _Optional[bytes] = ...) -> None: ...
 
 class Record(_message.Message):
     __slots__ = ("silo", "mask_key", "seed_commitment", "next_session_key", "shares_digest", "signature")
