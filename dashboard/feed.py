@@ -25,6 +25,7 @@ KEPT_EVENTS = 2000
 MOST_FEEDS = 64
 NEWEST = 16
 RETRY_SECONDS = 1.0
+REOPEN_SECONDS = 30.0  # a renewed certificate is presented by a new channel only
 PATIENCE_SECONDS = 3.0
 AMEND_SECONDS, AMEND_TIMES, AMENDED_ROUNDS = 2.0, 3, 8
 
@@ -230,12 +231,20 @@ class Feeds:
 
     async def poll(self) -> None:
         """Asks for all runs again and again; this is also what notices the server's death and return."""
+        tried = time.monotonic()
         while True:
             try:
                 self._keep(await self.observer.runs())
                 await self._follow_newest()
-            except (ServerUnreachableError, ServerRefusedError) as error:
-                log.debug("poll failed", problem=str(error))
+            except ServerUnreachableError:
+                pass
+            except ServerRefusedError as error:
+                self.observer.refused(str(error))
+            if self.observer.state.reachable:
+                tried = time.monotonic()
+            elif time.monotonic() - tried > REOPEN_SECONDS:
+                tried = time.monotonic()
+                await self.observer.start()
             await asyncio.sleep(self._poll_seconds)
 
     async def close(self) -> None:

@@ -55,15 +55,18 @@ class Observer:
 
     def __init__(self, open_channel: Callable[[], grpc.aio.Channel], address: str) -> None:
         self.address = address
-        self.state = Reachability(False, time.time(), "not connected yet")
+        self.state = Reachability(False, time.time())
         self._open_channel = open_channel
         self._channel: grpc.aio.Channel | None = None
         self._stub: Any = None  # the generated stub carries no types
         self._changed = asyncio.Event()
 
     async def start(self) -> None:
-        self._channel = self._open_channel()
+        """Also later: a new channel presents the certificate that is on disk by then."""
+        old, self._channel = self._channel, self._open_channel()
         self._stub = observer_pb2_grpc.ObserverServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        if old is not None:
+            await old.close(None)
 
     async def close(self) -> None:
         if self._channel is not None:
@@ -95,6 +98,8 @@ class Observer:
                 yield message
         except grpc.aio.AioRpcError as error:
             raise self._failure(error) from None
+        except asyncio.CancelledError:
+            raise self._closed_or_cancelled() from None
         finally:
             stream.cancel()
 
@@ -139,21 +144,36 @@ class Observer:
             answer = await method(request, timeout=seconds)
         except grpc.aio.AioRpcError as error:
             raise self._failure(error) from None
+        except asyncio.CancelledError:
+            raise self._closed_or_cancelled() from None
         self._mark(True)
         return answer
 
     def _failure(self, error: grpc.aio.AioRpcError) -> FedrepError:
         code, details = error.code(), error.details() or ""
         if code in _UNREACHABLE:
-            self._mark(False, details)
-            return ServerUnreachableError(
-                f"The federation server at {self.address} does not answer. The dashboard keeps trying; "
-                "check that the server runs and that this machine can reach it."
-            )
+            self._mark(False)
+            log.debug("call failed", code=code.name, problem=details)
+            return self._unreachable()
         return ServerRefusedError(details or f"The federation server answered {code.name} without a reason.", code)
 
+    def _unreachable(self) -> ServerUnreachableError:
+        return ServerUnreachableError(
+            f"The federation server at {self.address} does not answer. The dashboard keeps trying; "
+            "check that the server runs and that this machine can reach it."
+        )
+
+    def _closed_or_cancelled(self) -> BaseException:
+        """A closed channel cancels its calls just as somebody who cancels the task would; only the latter may end it."""
+        task = asyncio.current_task()
+        return asyncio.CancelledError() if task is None or task.cancelling() else self._unreachable()
+
+    def refused(self, problem: str) -> None:
+        """The server answers, but not to this dashboard."""
+        self._mark(False, problem)
+
     def _mark(self, reachable: bool, problem: str = "") -> None:
-        if reachable == self.state.reachable:
+        if reachable == self.state.reachable and problem == self.state.problem:
             return
         self.state = Reachability(reachable, time.time(), problem)
         log.info("server reachable" if reachable else "server unreachable", address=self.address, problem=problem)

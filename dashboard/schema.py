@@ -26,7 +26,7 @@ class ServerState(Shape):
     reachable: bool
     since: float = Field(description="Since when it is or is not reachable.")
     address: str
-    problem: str = ""
+    problem: str = Field(default="", description="Why the server refuses this dashboard, if it answers but does.")
 
 
 class Status(Shape):

@@ -86,6 +86,7 @@ class ScriptedServer(observer_pb2_grpc.ObserverServiceServicer):
     def __init__(self) -> None:
         self.runs: dict[str, ScriptedRun] = {}
         self.calls: list[tuple[str, str]] = []
+        self.refusal = ""
         self.created: list[tuple[pb.CreateRunHeader, bytes]] = []
         self._changed = threading.Condition()
         self._server: Any = None
@@ -172,6 +173,8 @@ class ScriptedServer(observer_pb2_grpc.ObserverServiceServicer):
                 self.say(run, "discarded", text, "alert")
 
     def ListRuns(self, request: pb.ListRunsRequest, context: Any) -> pb.ListRunsResponse:  # noqa: N802, ARG002
+        if self.refusal:
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, self.refusal)
         return pb.ListRunsResponse(runs=[run.summary for run in self.runs.values()])
 
     def GetRun(self, request: pb.GetRunRequest, context: Any) -> pb.GetRunResponse:  # noqa: N802

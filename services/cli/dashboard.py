@@ -10,20 +10,25 @@ from typing import Annotated
 import typer
 from pydantic import SecretStr
 
-from dashboard.app import create_app
 from dashboard.settings import DashboardSettings
+from services.cli.settings_file import commented_toml, write_new
 from services.runtime.logging import configure_logging
 from services.runtime.settings import load_settings
 
 app = typer.Typer(add_completion=False)
 
 
-@app.command()
+@app.callback(invoke_without_command=True)
 def dashboard(
+    context: typer.Context,
     config: Annotated[Path | None, typer.Option("--config", help="Settings, TOML; FEDREP_DASHBOARD__... wins over it.")] = None,
 ) -> None:
     """Serve the dashboard until Ctrl-C."""
+    if context.invoked_subcommand is not None:
+        return
     import uvicorn
+
+    from dashboard.app import create_app
 
     settings, made = with_tokens(load_settings(DashboardSettings, config, "FEDREP_DASHBOARD"))
     configure_logging("dashboard", level=settings.log_level)
@@ -45,6 +50,13 @@ def dashboard(
         log_config=None,
         timeout_graceful_shutdown=2,  # open live streams never end by themselves
     )
+
+
+@app.command()
+def init(path: Annotated[Path, typer.Argument(help="File to write.")] = Path("dashboard.toml")) -> None:
+    """Write a settings file with every setting, its default and what it means."""
+    write_new(path, commented_toml(DashboardSettings, "Settings of the FedREP dashboard. Every line shows the default."))
+    print(f"Wrote {path}. Next: enrol with a viewer's or an admin's invitation, then fedrep dashboard --config {path}")
 
 
 def with_tokens(settings: DashboardSettings) -> tuple[DashboardSettings, dict[str, str]]:

@@ -276,6 +276,22 @@ def test_silos_reports_that_come_without_an_event_reach_the_open_page(client: ht
         assert next(row for row in rows if row["silo_accuracy_median"] == 0.2)["round"] == 3
 
 
+def test_a_server_that_refuses_the_dashboard_is_quoted_not_called_unreachable() -> None:
+    scripted = ScriptedServer().start()
+    scripted.refusal = "The certificate of viewer board was revoked."
+    header = {"Authorization": f"Bearer {VIEWER}"}
+    with (
+        serving(settings_for(scripted.address), insecure(scripted.address)) as url,
+        httpx.Client(base_url=f"{url}/api/v1", headers=header, timeout=30) as http,
+    ):
+        until(lambda: http.get("/status").json()["server"]["problem"] == scripted.refusal)
+        answer = http.get("/runs")
+        assert (answer.status_code, answer.json()["detail"]) == (502, scripted.refusal)
+        scripted.refusal = ""
+        until(lambda: http.get("/status").json()["server"]["reachable"])
+    scripted.die()
+
+
 def test_while_the_server_is_away_the_last_figures_stay_and_its_return_is_noticed() -> None:
     scripted = ScriptedServer().start()
     run = scripted.add(scripted_run("digits"), 5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,9 +12,15 @@ from fastapi import FastAPI
 from pydantic import SecretStr, ValidationError
 
 from dashboard.app import create_app
+from dashboard.connection import connection_from
 from dashboard.security import CONTENT_SECURITY_POLICY
 from dashboard.settings import DashboardSettings
+from fedrep.errors import SettingsError
 from services.cli.dashboard import with_tokens
+from services.cli.main import main
+from services.identity.authority import CertificateAuthority, issue_credentials
+from services.identity.names import Identity, Role
+from services.runtime.settings import load_settings
 from tests.dashboard_site import ADMIN, VIEWER, insecure, settings_for
 
 # Nothing listens there: these tests end before the server is asked.
@@ -190,6 +197,29 @@ def test_short_or_equal_tokens_are_refused_at_the_start() -> None:
         DashboardSettings(admin_token=SecretStr("short"))
     with pytest.raises(ValidationError, match="every viewer would be an admin"):
         DashboardSettings(admin_token=SecretStr(ADMIN), viewer_token=SecretStr(ADMIN))
+
+
+@pytest.mark.parametrize(("role", "may_act"), [(Role.VIEWER, False), (Role.ADMIN, True)])
+def test_the_dashboards_own_certificate_decides_what_it_may_do(tmp_path: Path, role: Role, may_act: bool) -> None:
+    authority = CertificateAuthority.create(tmp_path / "ca", "tests", "a passphrase for tests")
+    issue_credentials(authority, tmp_path / "own", Identity("board", role, "tests"))
+    connection = connection_from(settings_for(NOWHERE, credentials=tmp_path / "own"))
+    assert connection.may_act is may_act
+    assert (connection.credentials is not None) is may_act
+
+
+def test_a_dashboard_without_certificate_or_with_a_silos_does_not_start(tmp_path: Path) -> None:
+    authority = CertificateAuthority.create(tmp_path / "ca", "tests", "a passphrase for tests")
+    issue_credentials(authority, tmp_path / "own", Identity("silo-01", Role.SILO, "tests"))
+    with pytest.raises(SettingsError, match="fedrep enroll TOKEN"):
+        connection_from(settings_for(NOWHERE))
+    with pytest.raises(SettingsError, match="has the role silo"):
+        connection_from(settings_for(NOWHERE, credentials=tmp_path / "own"))
+
+
+def test_the_written_settings_file_can_be_read_again(tmp_path: Path) -> None:
+    assert main(["dashboard", "init", str(tmp_path / "dashboard.toml")]) == 0
+    assert load_settings(DashboardSettings, tmp_path / "dashboard.toml", "FEDREP_DASHBOARD", {}) == DashboardSettings()
 
 
 def test_without_tokens_two_are_made_and_differ_at_every_start() -> None:

@@ -150,6 +150,13 @@ function Banner({ live, server }: { live: LiveState; server: ServerState | null 
     );
   }
   if (!down) return null;
+  if (server!.problem) {
+    return (
+      <div class="banner" role="alert">
+        <b>The federation server refuses this dashboard.</b> {server!.problem}
+      </div>
+    );
+  }
   return (
     <div class="banner" role="alert">
       <b>
