@@ -141,6 +141,10 @@ def test_skipped_on_the_servers_word_alone_changes_nothing() -> None:
     assert memory is before
 
 
+def test_a_skipped_round_uses_nothing_whatever_it_lists_as_opened() -> None:
+    assert judge(pending_of(), told(Outcome.SKIPPED, survivors=ALIVE, opened=(0, 1))) is Fate.UNDECIDED
+
+
 def test_an_update_of_a_round_without_pending_values_changes_nothing() -> None:
     before = memory_with(pending_of())
     assert before.settle(told(Outcome.APPLIED, 2, survivors=ALIVE, opened=(0, 1))) == (before, None)

@@ -177,6 +177,10 @@ def test_a_silo_whose_proposal_arrived_late_observes_and_one_with_a_place_cannot
     proposed = late.ready.propose(np.arange(late.ready.manifest.per_silo), AgreementKey.generate(), entropy_from(late.rng))
     observing = proposed.observe(federation.round.consensus_for(late.name))
     assert len(observing.agreement.held) == 6
+    for second in (proposed.observe, lambda consensus: proposed.on_consensus(consensus, late.memory.g(), late.rng)):
+        with pytest.raises(RefusedError) as caught:
+            second(federation.round.consensus_for(late.name))
+        assert caught.value.reason == "ONCE_PER_ROUND"
     placed = federation.members[1]
     assert placed.proposed is not None
     step = placed.proposed
