@@ -47,15 +47,18 @@ def _section(cls: type[BaseModel], prefix: str, values: dict[str, Any]) -> list[
             continue
         if field.description:
             lines.append(f"# {field.description}")
+        default = field.get_default(call_default_factory=True)
         if name in values:
             lines.append(f"{name} = {_toml(values[name])}")
+        elif default is None:  # TOML has no null, and a made-up value would be taken for a default
+            lines.append(f"# ({name} is not set)")
         else:
-            lines.append(f"# {name} = {_toml(field.get_default(call_default_factory=True))}")
+            lines.append(f"# {name} = {_toml(default)}")
     return lines + nested
 
 
 def _toml(value: Any) -> str:
-    if value is None or value is PydanticUndefined:
+    if value is PydanticUndefined:
         return '""'
     if isinstance(value, bool):
         return "true" if value else "false"

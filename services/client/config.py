@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from fedrep.errors import SettingsError
 from fedrep.protocol.silo_rules import Policy
 from services.client.trainers.settings import TrainerSettings
+from services.runtime.settings import load_settings
 
 Hour = Annotated[int, Field(ge=0, le=24)]
 Hash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -87,7 +89,7 @@ class ClientSettings(Section):
         default=None, description="name in the server's certificate, where it differs from the address"
     )
     run: str = Field(default="", description="name of the run to take part in")
-    role: Literal["silo", "evaluator"] = "silo"
+    role: Literal["silo", "evaluator"] = Field(default="silo", description="silo trains; evaluator only tests the model")
     credentials: Path = Field(default=Path("credentials"), description="folder with key.pem, cert.pem and root.pem")
     state: Path = Field(default=Path("state"), description="folder for residual, momentum, model and ledger")
     report: Literal["none", "counts", "all"] = Field(
@@ -97,7 +99,29 @@ class ClientSettings(Section):
     give_up_after: float = Field(default=86400.0, gt=0, description="seconds to keep trying while the server is away")
     training_failures: int = Field(default=5, ge=1, description="failed trainings in a row after which the silo stops")
     proof_rounds: int = Field(default=20, ge=1, description="rounds to wait for proof before pending values are given up")
+    grace_seconds: float = Field(default=30.0, ge=0, description="when asked to stop: time to finish a round already promised")
     log_json: bool | None = Field(default=None, description="JSON log lines; by default JSON unless on a terminal")
     trainer: TrainerSettings = TrainerSettings()
     policy: PolicySettings = PolicySettings()
     drill: DrillSettings = DrillSettings()
+
+
+def load_client_settings(path: Path | None, environ: Mapping[str, str] | None = None) -> ClientSettings:
+    """The silo's settings; relative paths are meant from the file's own folder, wherever the command is started."""
+    settings = load_settings(ClientSettings, path, "FEDREP_CLIENT", environ)
+    home = path.resolve().parent if path is not None else Path.cwd()
+    trainer = settings.trainer
+    folders = {name: home / value for name in ("data_dir", "cache_dir") if (value := getattr(trainer, name)) is not None} | {
+        "user_code_dir": home / (trainer.user_code_dir or ".")
+    }
+    policy = settings.policy
+    if policy.roster_file is not None:
+        policy = policy.model_copy(update={"roster_file": home / policy.roster_file})
+    return settings.model_copy(
+        update={
+            "credentials": home / settings.credentials,
+            "state": home / settings.state,
+            "trainer": trainer.model_copy(update=folders),
+            "policy": policy,
+        }
+    )

@@ -147,6 +147,23 @@ class StateFolder:
         temporary.write_text(json.dumps(status))
         temporary.replace(path)
 
+    def status(self) -> dict[str, Any]:
+        """What the daemon wrote last, with what the journal knows for certain."""
+        try:
+            shown: dict[str, Any] = json.loads((self.folder / "status.json").read_text())
+        except (OSError, ValueError):
+            shown = {"phase": "never started"}
+        journal = self.journal()
+        spent = journal.ledger.total if journal.ledger.rounds else 0.0
+        return shown | {"last_spoken_round": journal.last_round, "epsilon_total": spent}
+
+    def run_to_leave(self) -> str:
+        """Like `journal().run`, but a journal that cannot be read is no reason to keep it."""
+        try:
+            return self.journal().run
+        except SettingsError:
+            return ""
+
     def purge(self) -> None:
         for name in ("status.json", "audit.jsonl", "best.safetensors"):
             (self.folder / name).unlink(missing_ok=True)

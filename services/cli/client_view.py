@@ -1,0 +1,59 @@
+"""The silo on a terminal: one line that changes while a round goes on, and one that stays when it is over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from services.client.daemon import SiloDaemon
+    from services.client.evaluator import Evaluator
+
+REFRESH_SECONDS = 0.25
+
+
+async def show_rounds(daemon: SiloDaemon | Evaluator, console: Console | None = None) -> None:
+    """Beside the daemon, until cancelled. Only looks at its status."""
+    console = console or Console(stderr=True)
+    shown = 0
+    with console.status("starting") as line:
+        while True:
+            status = status_of(daemon)
+            over = getattr(getattr(daemon, "reports", None), "rounds_over", 0)
+            if over != shown:
+                shown = over
+                console.print(round_line(status))
+            line.update(phase_line(status))
+            await asyncio.sleep(REFRESH_SECONDS)
+
+
+def status_of(daemon: SiloDaemon | Evaluator) -> Mapping[str, Any]:
+    reports = getattr(daemon, "reports", None)
+    status: Mapping[str, Any] = reports.status if reports is not None else daemon.status  # type: ignore[union-attr]
+    return status
+
+
+def phase_line(status: Mapping[str, Any]) -> str:
+    where = f"round {status['round']}: " if status.get("round") else ""
+    problem = f"  [red]{status['problem']}[/red]" if status.get("problem") else ""
+    return f"{where}{status['phase']}{problem}"
+
+
+def round_line(status: Mapping[str, Any]) -> str:
+    """Phase, loss, bytes, epsilon left; what is not known is left out."""
+    parts = [f"round {status['last_round']}", str(status["outcome"])]
+    if status.get("reason"):
+        parts.append(str(status["reason"]))
+    if status.get("train_loss") is not None:
+        parts.append(f"loss {status['train_loss']:.4f}")
+    parts.append(f"{status['bytes_sent']:,} bytes sent")
+    if status.get("epsilon_left") is not None:
+        parts.append(f"epsilon left {status['epsilon_left']:.2f}")
+    elif status.get("epsilon_total") is None:
+        parts.append("epsilon: no guarantee")
+    else:
+        parts.append(f"epsilon spent {status['epsilon_total']:.2f}")
+    return "  ".join(parts)

@@ -1,0 +1,219 @@
+"""The operator's commands as processes, and how a silo connects, renews and leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import signal
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.cli.client_view import phase_line, round_line
+from services.cli.main import main
+from services.cli.settings_file import commented_toml
+from services.client.config import ClientSettings, load_client_settings
+from services.client.training import in_thread
+from services.identity.authority import certificate_request
+from services.identity.certificates import Role
+from services.runtime.files import write_atomically
+from services.server.config import ServerSettings
+from tests.services.federation import REPOSITORY, Federation, StubTrainer, run_scenario, start_process
+
+
+async def fedrep(*arguments: str) -> tuple[int, Any]:
+    """Exit code and JSON answer of a command in a process of its own."""
+
+    def call() -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "services.cli.main", *arguments, "--json"]
+        return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
+
+    done = await in_thread(call)
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_init_asks_for_what_it_was_not_told_and_writes_settings_that_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("typer.prompt", lambda text, default=None, **_: {"Run to take part in": "spring"}.get(text, default))
+    path = tmp_path / "silo" / "client.toml"
+    assert main(["client", "init", str(path), "--folder", str(tmp_path / "keys"), "--trainer", "hospital:build"]) == 0
+    settings = load_client_settings(path, {})
+    assert (settings.server, settings.run, settings.trainer.user_code) == ("localhost:8550", "spring", "hospital:build")
+    assert settings.credentials.resolve() == tmp_path / "keys"
+    assert settings.state == path.parent / "state"
+    assert settings.trainer.user_code_dir == path.parent
+    assert "fedrep client check" in capsys.readouterr().out
+    assert main(["client", "init", str(path), "--run", "x", "--server", "x:1", "--trainer", ""]) == 1, "never overwrites"
+
+
+@pytest.mark.parametrize("settings", [ClientSettings, ServerSettings])
+def test_every_commented_line_of_a_settings_file_may_be_uncommented(settings: type[Any]) -> None:
+    text = commented_toml(settings, "Title.")
+    uncommented = re.sub(r"(?m)^# (\w+ = )", r"\1", text)
+    assert uncommented != text
+    settings.model_validate(tomllib.loads(uncommented))
+
+
+def test_relative_paths_start_at_the_settings_file(tmp_path: Path) -> None:
+    path = tmp_path / "client.toml"
+    path.write_text('run = "r"\nstate = "s"\n[trainer]\ndata_dir = "d"\n[policy]\nroster_file = "pins"\n')
+    settings = load_client_settings(path, {"FEDREP_CLIENT__CREDENTIALS": "/elsewhere"})
+    assert (settings.state, settings.trainer.data_dir) == (tmp_path / "s", tmp_path / "d")
+    assert (settings.policy.roster_file, settings.credentials) == (tmp_path / "pins", Path("/elsewhere"))
+
+
+def test_a_round_is_one_calm_line() -> None:
+    status = {"last_round": 7, "outcome": "applied", "reason": "", "train_loss": 0.25, "bytes_sent": 2048, "epsilon_left": 1.5}
+    assert round_line(status) == "round 7  applied  loss 0.2500  2,048 bytes sent  epsilon left 1.50"
+    assert "no guarantee" in round_line(status | {"epsilon_left": None, "epsilon_total": None})
+    assert phase_line({"round": 8, "phase": "training"}) == "round 8: training"
+
+
+def test_an_operator_checks_runs_looks_back_and_leaves(tmp_path: Path) -> None:
+    federation = Federation.create(tmp_path, silos=3)
+    config = federation.write_client_toml(0)
+
+    async def scenario() -> None:
+        async with federation.serving():
+            code, report = await fedrep("client", "check", "--config", str(config))
+            found = {row["check"]: row for row in report["findings"]}
+            assert (code, found["run"]["outcome"]) == (1, "failed"), "there is no run yet"
+            assert found["trainer: repeatable"]["outcome"] == "ok"
+            await federation.create_run(rounds=2)
+            code, report = await fedrep("client", "check", "--config", str(config))
+            assert code == 0, report
+            found = {row["check"]: row for row in report["findings"]}
+            assert {"TLS", "certificate", "one training", "model of the run", "policy", "epsilon"} <= set(found)
+            silo = federation.start_silo_process(0)
+            others = [asyncio.create_task(federation.daemon(number).run()) for number in (1, 2)]
+            assert await silo.wait() == 0, silo.log.read_text()
+            await asyncio.gather(*others)
+            _, status = await fedrep("client", "status", "--config", str(config))
+            assert (status["last_round"], status["model_version"], status["running"]) == (2, 2, False)
+            assert status["phase"] == "run finished"
+            _, audit = await fedrep("client", "audit", "--round", "2", "--config", str(config))
+            assert {"ProposeCoordinates", "SubmitMaskedShare"} <= {entry["what"] for entry in audit["entries"]}
+            assert audit["bytes"] == sum(entry["bytes"] for entry in audit["entries"])
+            _, left = await fedrep("client", "leave", "--purge", "--config", str(config))
+            assert left == {"told_server": True, "purged": True, "why": ""}
+            assert [path.name for path in federation.settings(0).state.iterdir()] == [".lock"]
+            assert (await federation.status()).silos[0].state == "left"
+
+    run_scenario(scenario())
+
+
+def test_check_shows_red_what_does_not_fit_the_run(tmp_path: Path) -> None:
+    federation = Federation.create(tmp_path, silos=3)
+    config = federation.write_client_toml(
+        0,
+        policy={"least_alpha": 0.9},
+        trainer={"user_code": "stub_code:build", "user_code_dir": tmp_path, "options": {"parameters": 100}},
+    )
+
+    async def scenario() -> None:
+        async with federation.serving():
+            await federation.create_run()
+            code, report = await fedrep("client", "check", "--config", str(config))
+            red = {row["check"]: row["text"] for row in report["findings"] if row["outcome"] == "failed"}
+            assert code == 1
+            assert set(red) == {"model of the run", "policy"}
+            assert "200 parameters, this trainer 100" in red["model of the run"]
+            assert "0.9" in red["policy"]
+
+    run_scenario(scenario())
+
+
+def test_sigterm_leaves_politely_even_from_a_long_training(tmp_path: Path) -> None:
+    federation = Federation.create(tmp_path, silos=3)
+    endless = {"user_code": "stub_code:build", "user_code_dir": tmp_path, "options": {"number": 0, "seconds": 600}}
+
+    async def scenario() -> None:
+        async with federation.serving():
+            await federation.create_run(rounds=1)
+            silo = federation.start_silo_process(0, trainer=endless)
+            others = [asyncio.create_task(federation.daemon(number).run()) for number in (1, 2)]
+            status = federation.settings(0).state / "status.json"
+            while not status.exists() or json.loads(status.read_text())["phase"] != "training":
+                assert silo.process.poll() is None, silo.log.read_text()
+                await asyncio.sleep(0.1)
+            silo.process.send_signal(signal.SIGTERM)
+            assert await silo.wait(30) == 0
+            assert (await federation.status()).silos[0].state == "left"
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+
+    run_scenario(scenario())
+
+
+async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+    except ConnectionError:
+        pass
+    finally:
+        writer.close()
+
+
+def test_an_https_proxy_in_the_environment_is_honoured(tmp_path: Path) -> None:
+    federation = Federation.create(tmp_path, silos=3)
+    asked: list[str] = []
+
+    async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        request = (await reader.readuntil(b"\r\n\r\n")).decode()
+        asked.append(request.split("\r\n")[0])
+        onward_reader, onward = await asyncio.open_connection("127.0.0.1", federation.port)
+        writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        await asyncio.gather(relay(reader, onward), relay(onward_reader, writer))
+
+    async def scenario() -> None:
+        proxy = await asyncio.start_server(connect, "127.0.0.1", 0)
+        address = proxy.sockets[0].getsockname()
+        async with federation.serving():
+            await federation.create_run(rounds=1)
+            config = federation.write_client_toml(0)
+            log = config.with_suffix(".log")
+            arguments = ["-m", "services.cli.main", "client", "--config", str(config)]
+            silo = start_process(arguments, log, {"HTTPS_PROXY": f"http://127.0.0.1:{address[1]}", "NO_PROXY": ""})
+            others = [asyncio.create_task(federation.daemon(number).run()) for number in (1, 2)]
+            assert await in_thread(lambda: silo.wait(60)) == 0, log.read_text()
+            await asyncio.gather(*others)
+            assert (await federation.summary()).rounds_applied == 1
+        proxy.close()
+        assert asked
+        assert set(asked) == {f"CONNECT {federation.address} HTTP/1.1"}
+
+    run_scenario(scenario())
+
+
+def test_a_renewed_certificate_is_used_without_a_restart_or_a_lost_round(tmp_path: Path) -> None:
+    federation = Federation.create(tmp_path, silos=3)
+
+    async def scenario() -> None:
+        async with federation.serving():
+            await federation.create_run(rounds=3)
+            daemons = [federation.daemon(number, trainer=StubTrainer(number, seconds=0.2)) for number in range(3)]
+            running = asyncio.ensure_future(federation.run_silos(daemons))
+            before = await federation.until(lambda status: status.open_round >= 1)
+            old = federation.credentials("silo-0")
+            identity = old.identity
+            assert identity.role is Role.SILO
+            chain = federation.authority.sign(certificate_request(old.private_key), identity, 90)
+            write_atomically(federation.identity_folder("silo-0") / "cert.pem", chain, 0o644)
+            await daemons[0].connection.renew()
+            await running
+            after = await federation.status()
+            assert after.summary.rounds_applied == 3
+            assert after.silos[0].certificate_expires > before.silos[0].certificate_expires
+            assert [row.silos[0].status for row in await federation.rounds()] == ["on_time"] * 3
+
+    run_scenario(scenario())
