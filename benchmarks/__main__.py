@@ -1,4 +1,4 @@
-"""Every benchmark, one after the other: `python -m benchmarks [--quick] [NAME ...]`. Tables here, figures in benchmarks/results/."""
+"""Every benchmark in turn: `python -m benchmarks [--quick] [NAME ...]`. Tables on the screen, figures in benchmarks/results/."""
 
 from __future__ import annotations
 

@@ -16,7 +16,9 @@ def main() -> int:
     parser.add_argument("--seconds", type=int, default=60, help="per target")
     seconds = parser.parse_args().seconds
     targets = sorted(Path(__file__).parent.glob("fuzz_*.py"))
-    codes = [subprocess.run([sys.executable, str(target), "--seconds", str(seconds)], check=False).returncode for target in targets]
+    codes = [
+        subprocess.run([sys.executable, str(target), "--seconds", str(seconds)], check=False).returncode for target in targets
+    ]
     environment = {**os.environ, "FEDREP_FUZZ_EXAMPLES": str(EXAMPLES_PER_SECOND * seconds)}
     hypothesis = [sys.executable, "-m", "pytest", "-q", "--timeout=0", "tests/services", "tests/protocol/test_hostile_bytes.py"]
     codes.append(subprocess.run([*hypothesis, "-k", "stranger or hostile or arbitrary"], check=False, env=environment).returncode)
