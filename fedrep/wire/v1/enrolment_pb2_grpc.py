@@ -49,7 +49,8 @@ class EnrolmentServiceServicer:
     """
 
     def Enrol(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Exchanges an invitation for a certificate, once.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -137,7 +138,8 @@ class CertificateServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetRevocations(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Returns the current revocation lists, if the caller has others.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
