@@ -28,6 +28,8 @@ async def watch_for_trouble(coordinator: Coordinator) -> None:
             await watch.check()
         except FedrepError as error:
             log.warning("alerts_not_checked", problem=str(error))
+        except Exception:  # a fault here must not end the watch for all runs
+            log.exception("alerts_failed")
 
 
 class _Watch:
