@@ -55,6 +55,7 @@ class Policy:
 
     smallest_roster: int = 3
     smallest_buffer: int = 2
+    smallest_sum: int = 2
     least_alpha: float = 0.0
     epsilon_budget: float | None = None
     largest_fraction: float = 1.0
@@ -95,6 +96,8 @@ def check_run(run: RunManifest, policy: Policy, silo: str) -> None:
         problems.append(f"buffers of {run.buffer_size} are smaller than the {policy.smallest_buffer} this silo asks for")
     if run.colluders < 0 or run.byzantine < 0:
         problems.append("c and f cannot be negative")
+    if run.min_survivors < policy.smallest_sum:
+        problems.append(f"sums over {run.min_survivors} silos may be opened; this silo asks for at least {policy.smallest_sum}")
     if run.min_survivors < run.colluders + 2:
         problems.append(
             f"min_survivors {run.min_survivors} with {run.colluders} colluders would show single values; "

@@ -27,6 +27,7 @@ class PolicySettings(Section):
 
     smallest_roster: int = Field(default=3, ge=2, description="fewest silos in a round")
     smallest_buffer: int = Field(default=2, ge=2, description="fewest silos that share a buffer")
+    smallest_sum: int = Field(default=2, ge=2, description="fewest silos in a sum that may be opened (the run's min_survivors)")
     least_alpha: float = Field(default=0.0, ge=0, le=1, description="least share of random coordinates in a proposal")
     epsilon_budget: float | None = Field(default=None, gt=0, description="most epsilon spent on proposals over all rounds")
     largest_fraction: float = Field(default=1.0, gt=0, le=1, description="largest K/d")
@@ -47,6 +48,7 @@ class PolicySettings(Section):
         return Policy(
             smallest_roster=self.smallest_roster,
             smallest_buffer=self.smallest_buffer,
+            smallest_sum=self.smallest_sum,
             least_alpha=self.least_alpha,
             epsilon_budget=self.epsilon_budget,
             largest_fraction=self.largest_fraction,

@@ -18,6 +18,7 @@ from tests.protocol.silo_refusal import enter, refused, under
     ("policy", "run_changes"),
     [
         (Policy(smallest_buffer=3), {}),
+        (Policy(smallest_sum=3), {"buffer_size": 4}),
         (Policy(least_alpha=0.6), {}),
         (Policy(largest_fraction=0.2), {}),
         (Policy(ring_bits=(32,)), {}),
