@@ -39,7 +39,7 @@ class FedREP:
         self._setting = setting
         self._rule = rule_of(cell)
         # K = m d means that everybody proposes everything: SHARE.
-        self.k = min(setting.parameters, max(1, int(cell.ratio * setting.parameters) // cell.m))
+        self.k = min(setting.parameters, max(1, round(cell.ratio * setting.parameters) // cell.m))
         self.memory: Matrix = np.zeros((cell.m, setting.parameters), dtype=np.float32)
         self._ring = Ring.of(setting) if cell.ring_bits else None
         self._least = default_min_survivors(cell.s, default_colluders(cell.s))

@@ -96,7 +96,8 @@ class BufferedRule:
     def aggregate(self, values: Matrix) -> Aggregate:
         f = tolerated(self.setting.cell.f, len(self.groups))
         rng = self.setting.rng(METHOD, self.round_number)
-        return self.rule(group_means(values, self.groups), byzantine_count=f, rng=rng)
+        weights = [group.size for group in self.groups]  # taken by the mean only
+        return self.rule(group_means(values, self.groups), byzantine_count=f, weights=weights, rng=rng)
 
     def vector(self, values: Matrix) -> Vector:
         return self.aggregate(values).vector
