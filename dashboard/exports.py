@@ -50,23 +50,19 @@ def _buffers(feed: RunFeed) -> Table:
     header = ("round", "buffer", "mark", "members", "survivors", "distance", "weight", "discarded")
 
     def lines() -> Iterator[Sequence[Any]]:
-        for detail in feed.history.details():
-            for b in detail.buffers:
-                members = " ".join(b.members)
-                yield detail.row.round, b.number, b.mark, members, b.survivors, b.distance, b.weight, b.discarded
+        for item, marks in feed.history.raw():
+            for b in item.buffers:
+                mark, distance = marks[b.number]
+                weight = b.weight if b.HasField("weight") else None
+                yield item.round, b.number, mark, " ".join(b.members), b.survivors, distance, weight, b.discarded
 
     return header, lines()
 
 
 def _silos(feed: RunFeed) -> Table:
     header = ("round", "silo", "status", "bytes_up", "bytes_down")
-
-    def lines() -> Iterator[Sequence[Any]]:
-        for detail in feed.history.details():
-            for silo in detail.silos:
-                yield detail.row.round, silo.silo, silo.status, silo.bytes_up, silo.bytes_down
-
-    return header, lines()
+    rounds = feed.history.raw()
+    return header, ((item.round, s.silo, s.status, s.bytes_up, s.bytes_down) for item, _ in rounds for s in item.silos)
 
 
 def _events(feed: RunFeed) -> Table:

@@ -57,6 +57,7 @@ class RunFeed:
         self._ready = asyncio.Event()
         self._changed = asyncio.Event()
         self._failure: Exception | None = None
+        self._followed = b""  # hash of the run whose history this is
         self._unsettled = 0
         self._task = asyncio.create_task(self._follow())
         self._amending = asyncio.create_task(self._amend())
@@ -137,14 +138,14 @@ class RunFeed:
 
     async def _load(self) -> None:
         answer = await self._observer.run(self.name)
-        known = self.answer
-        if known is not None and (known.summary.run != answer.summary.run or answer.last_event < self.position):
+        new = self._followed != answer.summary.run or answer.last_event < self.position
+        if new and self._followed:
             self.history.clear()
             self.items.clear()
             self.generation += 1
-            known = None
+        self._followed = answer.summary.run
         self._adopt(answer)
-        if known is None:
+        if new:
             self.position = max(0, answer.last_event - KEPT_EVENTS)
         following = self.history.last + 1
         while following:

@@ -18,6 +18,7 @@ FEWEST_TO_JUDGE = 3
 # Worst last: a cell that stands for several rounds shows the worst of them.
 ATTENDANCE = ("absent", "on_time", "sitting_out", "excluded", "late", "dropped")
 BUFFER_MARKS = ("used", "suspected", "discarded")
+Marks = dict[int, tuple[str, float | None]]  # by buffer number: mark, and distance if it was opened
 
 
 class History:
@@ -30,7 +31,7 @@ class History:
         self._rounds: list[observer_pb2.Round] = []
         self._rows: list[schema.RoundRow] = []  # valid up to its length; cut when an earlier round changes
         self._statuses: list[dict[str, str]] = []  # by silo
-        self._marks: list[dict[int, tuple[str, float | None]]] = []  # by buffer number
+        self._marks: list[Marks] = []
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -125,11 +126,9 @@ class History:
             values=values or [],
         )
 
-    def details(self) -> Iterator[schema.RoundDetail]:
-        for number in self._numbers:
-            detail = self.detail(number)
-            assert detail is not None  # the number was just taken from the list
-            yield detail
+    def raw(self) -> Iterator[tuple[observer_pb2.Round, Marks]]:
+        """Every round as the server sent it, with its buffers' marks: the quick way through a long run."""
+        return zip(self._rounds, self._marks, strict=True)
 
     def _row(self, item: observer_pb2.Round, before: schema.RoundRow | None) -> schema.RoundRow:
         moved = item.bytes_up + item.bytes_down
@@ -175,7 +174,7 @@ class History:
         )
 
 
-def marks_of(item: observer_pb2.Round) -> dict[int, tuple[str, float | None]]:
+def marks_of(item: observer_pb2.Round) -> Marks:
     """What the heat map shows of each buffer: a mark, and the distance of its mean from the update."""
     distances = {b.number: _optional(b, "distance") for b in item.buffers if b.opened and not b.discarded}
     judged = [distance for distance in distances.values() if distance is not None]

@@ -112,7 +112,8 @@ class ScriptedServer(observer_pb2_grpc.ObserverServiceServicer):
         self._server.stop(0).wait()
 
     def add(self, run: ScriptedRun, rounds: int = 0) -> ScriptedRun:
-        self.runs = {run.summary.name: run, **self.runs}
+        others = {name: known for name, known in self.runs.items() if name != run.summary.name}
+        self.runs = {run.summary.name: run, **others}
         for silo in run.answer.silos:
             self.say(run, "joined", f"{silo.name} joined.", silo=silo.name)
         for _ in range(rounds):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -24,6 +26,14 @@ from tests.dashboard_server import ScriptedServer, scripted_run
 
 ADMIN = "an-admin-token-of-the-tests"
 VIEWER = "a-viewer-token-of-the-tests"
+
+
+@cache
+def shared_loop() -> asyncio.AbstractEventLoop:
+    """One loop for all dashboards of a test process: grpc.aio loses events when one of several loops is closed."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    return loop
 
 
 def insecure(address: str, may_act: bool = True) -> Connection:
@@ -53,17 +63,16 @@ def serving(settings: DashboardSettings, connection: Connection, port: int = 0) 
     """The dashboard's address while the block runs."""
     config = uvicorn.Config(create_app(settings, connection), "127.0.0.1", port, log_level="error", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
+    serving = asyncio.run_coroutine_threadsafe(server.serve(), shared_loop())
     while not server.started:
-        if not thread.is_alive():
-            raise RuntimeError("the dashboard did not start")
+        if serving.done():
+            raise RuntimeError("the dashboard did not start") from serving.exception()
         time.sleep(0.02)
     try:
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
         server.should_exit = True
-        thread.join(10)
+        serving.result(10)
 
 
 def main() -> None:

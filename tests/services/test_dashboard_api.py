@@ -301,6 +301,7 @@ def test_while_the_server_is_away_the_last_figures_stay_and_its_return_is_notice
         httpx.Client(base_url=f"{url}/api/v1", headers=header, timeout=30) as http,
     ):
         assert http.get("/runs/digits/rounds").json()["total"] == 5
+        assert http.get("/runs/digits/events").json()["last_event"] == run.log[-1].event.position
         scripted.die()
         until(lambda: not http.get("/status").json()["server"]["reachable"])
         assert http.get("/runs/digits").json()["run"]["round"] == 5
@@ -311,4 +312,10 @@ def test_while_the_server_is_away_the_last_figures_stay_and_its_return_is_notice
         scripted.start()
         until(lambda: http.get("/status").json()["server"]["reachable"])
         until(lambda: http.get("/runs/digits/rounds").json()["total"] == 6)
+        scripted.die()
+        another = scripted_run("digits")
+        another.summary.run = b"another run of that name".ljust(32)
+        scripted.add(another, 2)
+        scripted.start()
+        until(lambda: http.get("/runs/digits/rounds").json()["total"] == 2)
     scripted.die()

@@ -8,7 +8,7 @@ import pytest
 
 from dashboard.observer import Observer, ServerUnreachableError
 from tests.dashboard_server import ScriptedServer, scripted_run
-from tests.dashboard_site import insecure
+from tests.dashboard_site import insecure, shared_loop
 
 
 def test_a_new_channel_ends_open_streams_as_unreachable_and_serves_the_next_call() -> None:
@@ -37,5 +37,5 @@ def test_a_new_channel_ends_open_streams_as_unreachable_and_serves_the_next_call
             await watching
         await observer.close()
 
-    asyncio.run(play())
+    asyncio.run_coroutine_threadsafe(play(), shared_loop()).result(30)
     server.die()
