@@ -140,6 +140,7 @@ class MiniSilo:
         assert isinstance(key, ec.EllipticCurvePrivateKey)
         self._key = key
         self.session = X25519PrivateKey.generate()
+        self.sessions = {self.session.public_key().public_bytes_raw(): self.session}
         self.run = b""
 
     def sign(self, message: bytes) -> bytes:
@@ -172,16 +173,15 @@ class MiniSilo:
     def enter(self, manifest: pb.RoundManifest) -> None:
         self.manifest = manifest
         self.roster = {entry.name: entry for entry in manifest.roster}
+        self.session = self.sessions[self.roster[self.name].session_key] if self.name in self.roster else self.session
         self.c1 = digest("fedrep/c1", manifest.run, manifest.round, pairs(manifest))
         self.threshold = 2 * len(manifest.roster) // 3 + 1
 
     def proposal(self, coordinates: Sequence[int]) -> tuple[pb.ProposalHeader, bytes]:
         manifest = self.manifest
-        self.mask_key, self.seed, self.next_session = (
-            X25519PrivateKey.generate(),
-            secrets.token_bytes(32),
-            X25519PrivateKey.generate(),
-        )
+        self.mask_key, self.next_session = X25519PrivateKey.generate(), X25519PrivateKey.generate()
+        self.sessions[self.next_session.public_key().public_bytes_raw()] = self.next_session
+        self.seed = secrets.token_bytes(32)
         seeds = shares_of(self.seed, self.threshold, len(manifest.roster))
         keys = shares_of(self.mask_key.private_bytes_raw(), self.threshold, len(manifest.roster))
         sealed = [self._sealed(entry, seed + key) for entry, seed, key in zip(manifest.roster, seeds, keys, strict=True)]
@@ -319,7 +319,6 @@ class MiniSilo:
             self.model[index] = single(self.model[index] - single(level * header.scale))
         self.version = header.model_version
         assert digest("fedrep/model", struct.pack(f"<{len(self.model)}f", *self.model)) == header.model_hash
-        self.session = self.next_session
 
 
 def single(value: float) -> float:

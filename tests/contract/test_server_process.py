@@ -1,0 +1,315 @@
+"""The server as a process: killed at any moment and started again, stopped politely, and started where it cannot run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from fedrep.protocol.model_state import model_hash
+from fedrep.wire.v1 import federation_pb2 as pb
+from fedrep.wire.v1 import observer_pb2
+from services.cli.main import main
+from services.runtime.files import lock_folder
+from services.runtime.observer_client import ObserverClient
+from services.runtime.run_config import AggregatorConfig, DeadlineConfig, RunConfig, sign_run
+from services.runtime.tls import channel_options, client_channel_credentials
+from services.server.store import open_store
+from tests.contract.live_server import PARAMETERS, SILOS, LiveServer, People, stage, wait_until
+from tests.contract.mini_client import SECONDS, MiniSilo, play_round
+from tests.services.federation import free_port
+
+STEP = dict.fromkeys(SILOS, [0.01] * PARAMETERS)
+REPOSITORY = Path(__file__).parents[2]
+
+
+class ServerProcess:
+    """`fedrep server --config ...` on a fixed port, so that silos find it again after a restart."""
+
+    def __init__(self, people: People, folder: Path) -> None:
+        self.people = people
+        self.folder = folder
+        self.port, self.health_port = free_port(), free_port()
+        self.config = folder / "server.toml"
+        self.config.write_text(
+            f'host = "127.0.0.1"\nport = {self.port}\nhealth_port = {self.health_port}\nmetrics_port = {free_port()}\n'
+            f'data = "{folder / "data"}"\ncredentials = "{people.folder / "server"}"\n'
+            "gather_seconds = 0.1\ngrace_seconds = 2.0\nlog_json = true\n"
+        )
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        command = [sys.executable, "-m", "services.cli.main", "server", "--config", str(self.config)]
+        with (self.folder / "log").open("ab") as log:
+            self.process = subprocess.Popen(command, cwd=REPOSITORY, env=environment, stdout=log, stderr=log)
+        wait_until(lambda: self.health() == health_pb2.HealthCheckResponse.SERVING, 30)
+
+    def health(self) -> int | None:
+        with grpc.insecure_channel(f"127.0.0.1:{self.health_port}") as channel:
+            stub: Any = health_pb2_grpc.HealthStub(channel)
+            try:
+                return int(stub.Check(health_pb2.HealthCheckRequest(), timeout=1).status)
+            except grpc.RpcError:
+                return None
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def silos(self) -> list[MiniSilo]:
+        made = []
+        for name in SILOS:
+            own = self.people.credentials[name]
+            credentials = client_channel_credentials(own.root, own.key_pair)
+            channel = grpc.secure_channel(f"localhost:{self.port}", credentials, options=channel_options())
+            made.append(MiniSilo(name, own.key_pem, channel))
+        return made
+
+    def create_run(self, name: str) -> None:
+        config = RunConfig(
+            name=name,
+            silos=SILOS,
+            fraction=0.2,
+            initial_range=1.0,
+            aggregator=AggregatorConfig(name="mean"),
+            deadlines=DeadlineConfig(propose=60, submit=60, confirm=60, reveal=60),
+        )
+        vector = np.zeros(PARAMETERS, np.float32)
+        admin = self.people.credentials["admin"]
+        client = ObserverClient(f"localhost:{self.port}", admin.root, admin.key_pair)
+        manifest = config.manifest(PARAMETERS, bytes(32), model_hash(vector))
+        client.create_run(sign_run(manifest, "admin", admin.chain, admin.signing_key), config.options(""), vector)
+        client.close()
+
+
+@pytest.fixture
+def process(people: People, tmp_path: Path) -> Iterator[ServerProcess]:
+    made = ServerProcess(people, tmp_path)
+    yield made
+    if made.process is not None and made.process.poll() is None:
+        made.kill()
+
+
+def next_round(silos: list[MiniSilo], run: str) -> pb.RoundManifest:
+    """Everyone joins, and the round they are all in is open."""
+    limit = time.monotonic() + 20
+    while time.monotonic() < limit:
+        answers = [silo.join(run) for silo in silos]
+        if len(answers[-1].round.manifest.roster) == len(silos):
+            for silo, answer in zip(silos, answers, strict=True):
+                if silo.version != answer.model_version:
+                    silo.fetch_model(answer.model_version)
+            return answers[-1].round.manifest
+        time.sleep(0.05)
+    raise AssertionError("no round with everyone was opened")
+
+
+def go_as_far_as(phase: str, silos: list[MiniSilo], manifest: pb.RoundManifest) -> None:
+    for number, silo in enumerate(silos):
+        silo.enter(manifest)
+        if phase != "propose" or number < 3:
+            silo.propose(*silo.proposal(range(number, 10 * manifest.per_silo, 10)))
+    if phase == "propose":
+        return
+    for number, silo in enumerate(silos):
+        silo.consensus()
+        if phase != "submit" or number < 3:
+            silo.submit(*silo.submission(STEP[silo.name]))
+    if phase == "submit":
+        return
+    for silo in silos:
+        silo.survivors()
+    some = silos[: 3 if phase == "reveal" else 2]
+    calls = [silo.stub.ConfirmSurvivors.future(silo.confirmation(), timeout=SECONDS) for silo in some]
+    if phase == "reveal":
+        for call in calls:
+            call.result()
+        silos[0].stub.RevealShares(silos[0].reveal(), timeout=SECONDS)
+    else:
+        time.sleep(0.1)
+
+
+def test_killed_in_mid_round_the_run_goes_on_from_the_last_applied_round(process: ServerProcess) -> None:
+    process.start()
+    process.create_run("long")
+    skipped = []
+    for applied, phase in enumerate(("propose", "submit", "reveal"), start=1):
+        silos = process.silos()
+        manifest = next_round(silos, "long")
+        number = 2 * applied
+        assert (manifest.round, manifest.model_version) == (number - 1, applied - 1)
+        assert play_round(silos, manifest, STEP).outcome == pb.OUTCOME_APPLIED
+        manifest = next_round(silos, "long")
+        assert manifest.round == number
+        go_as_far_as(phase, silos, manifest)
+        process.kill()
+        skipped.append(number)
+        process.start()
+        header, _ = asking(process, silos[0]).update(number)
+        assert (header.outcome, header.reason) == (pb.OUTCOME_SKIPPED, "the server restarted during the round")
+        assert header.model_version == applied
+    process.kill()
+    store = open_store(f"sqlite:///{process.folder / 'data' / 'fedrep.sqlite3'}")
+    figures = store.summary("long")
+    assert (figures.rounds_applied, figures.rounds_skipped) == (3, 3)
+    assert [entry.round for entry in store.ledger("long", "silo-a")] == [1, 3, 5]
+    events = store.events("long", 0, 1000)
+    assert [stored.position for stored in events] == list(range(1, len(events) + 1))
+    assert [stored.event.round for stored in events if stored.event.kind == "round_skipped"] == skipped
+    store.close()
+
+
+def asking(process: ServerProcess, before: MiniSilo) -> MiniSilo:
+    """The same silo over a new connection, without joining."""
+    fresh = next(silo for silo in process.silos() if silo.name == before.name)
+    fresh.run = before.run
+    return fresh
+
+
+def test_told_to_stop_it_says_so_skips_the_round_and_ends_with_zero(process: ServerProcess) -> None:
+    process.start()
+    process.create_run("short")
+    silos = process.silos()
+    manifest = next_round(silos, "short")
+    go_as_far_as("submit", silos, manifest)
+    assert process.process is not None
+    process.process.send_signal(signal.SIGTERM)
+    wait_until(lambda: process.health() != health_pb2.HealthCheckResponse.SERVING)
+    started = time.monotonic()
+    header, _ = silos[0].update(1)
+    assert (header.outcome, header.reason) == (pb.OUTCOME_SKIPPED, "the server is shutting down")
+    assert process.process.wait(15) == 0
+    assert time.monotonic() - started < 10
+    store = open_store(f"sqlite:///{process.folder / 'data' / 'fedrep.sqlite3'}")
+    assert store.summary("short").rounds_skipped == 1
+    store.close()
+
+
+def test_a_round_that_can_end_within_the_grace_period_is_applied(people: People, tmp_path: Path) -> None:
+    with LiveServer(people, tmp_path, grace_seconds=10.0) as live:
+        at = stage(live, "graceful", "reveal")
+        stopping = threading.Thread(target=lambda: live.ask(live.running.coordinator.shut_down()))
+        stopping.start()
+        time.sleep(0.1)
+        for silo in at.silos[1:3]:
+            silo.stub.RevealShares(at.sent[f"reveal/{silo.name}"], timeout=10)
+        header, _ = at.first.update(1)
+        assert header.outcome == pb.OUTCOME_APPLIED
+        assert not header.HasField("next_round")
+        stopping.join(5)
+        assert not stopping.is_alive()
+
+
+def said(capsys: pytest.CaptureFixture[str], config: Path, *options: str) -> tuple[int, str]:
+    """Exit code and the one line on stderr of `fedrep server`."""
+    code = main(["server", "--config", str(config), *options])
+    complaint = [line for line in capsys.readouterr().err.splitlines() if line.startswith("fedrep server:")]
+    assert len(complaint) == 1, complaint
+    return code, complaint[0]
+
+
+def config(people: People, folder: Path, **options: Any) -> Path:
+    given = {"host": "127.0.0.1", "port": free_port(), "health_port": free_port(), "metrics_port": free_port()}
+    given |= {"data": str(folder / "data"), "credentials": str(people.folder / "server"), "log_json": True} | options
+    path = folder / "server.toml"
+    lines = [f"{key} = {str(value).lower() if isinstance(value, bool) else repr(value)}" for key, value in given.items()]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("which", ["port", "health_port", "metrics_port"])
+def test_a_port_in_use_is_one_sentence(
+    people: People, tmp_path: Path, server: LiveServer, capsys: pytest.CaptureFixture[str], which: str
+) -> None:
+    code, line = said(capsys, config(people, tmp_path, **{which: server.running.port}))
+    assert code == 1
+    assert f"cannot listen on 127.0.0.1:{server.running.port}" in line
+
+
+def test_a_newer_schema_is_one_sentence(people: People, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    open_store(f"sqlite:///{tmp_path / 'data' / 'fedrep.sqlite3'}").close()
+    with sqlite3.connect(tmp_path / "data" / "fedrep.sqlite3") as database:
+        database.execute("UPDATE alembic_version SET version_num = '9999'")
+    database.close()
+    code, line = said(capsys, config(people, tmp_path))
+    assert code != 0
+    assert "newer" in line
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(
+    people: People, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    code, line = said(capsys, config(people, tmp_path, data=str(tmp_path / "file" / "data")))
+    assert code != 0
+    assert "cannot be created" in line
+
+
+def test_a_second_server_on_the_same_folder_is_one_sentence(
+    people: People, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with lock_folder(tmp_path / "data"):
+        code, line = said(capsys, config(people, tmp_path))
+    assert code == 1
+    assert "in use by another process" in line
+
+
+def test_a_missing_certificate_says_how_to_get_one(people: People, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for options in ([], ["--check"]):
+        code, line = said(capsys, config(people, tmp_path, credentials=str(tmp_path / "nothing")), *options)
+        assert code == 1
+        assert "fedrep silo invite NAME --role server" in line
+        assert "fedrep enroll TOKEN" in line
+
+
+def test_a_silos_certificate_does_not_make_a_server(people: People, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, line = said(capsys, config(people, tmp_path, credentials=str(people.folder / "silo-a")))
+    assert code == 1
+    assert "role" in line
+
+
+def test_bad_settings_are_shown_all_at_once(people: People, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = config(people, tmp_path, port=70000, colour="green", grace_seconds=-1.0)
+    code = main(["server", "--config", str(path)])
+    shown = capsys.readouterr().err
+    assert code == 1
+    assert "3 problems" in shown
+    for name in ("port", "colour", "grace_seconds"):
+        assert f"`{name}`" in shown
+
+
+def test_check_says_what_a_start_would_find(people: People, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["server", "--config", str(config(people, tmp_path)), "--check"]) == 0
+    shown = capsys.readouterr().out
+    assert "schema up to date" in shown
+    assert "certificate valid until" in shown
+
+
+def test_the_runs_of_a_killed_server_are_there_again(people: People, tmp_path: Path) -> None:
+    """Several at once: one waiting, one paused, one stopped."""
+    with LiveServer(people, tmp_path) as live:
+        for name in ("waiting", "paused", "stopped"):
+            live.create_run(name)
+        client = live.observer()
+        client.call("PauseRun", observer_pb2.PauseRunRequest(name="paused", reason="look"))
+        client.call("StopRun", observer_pb2.StopRunRequest(name="stopped", reason="done"))
+        client.close()
+    with LiveServer(people, tmp_path) as again:
+        states = {driver.manifest.name: (driver.state.value, driver.state_reason) for driver in again.running.coordinator.drivers}
+    assert states["paused"] == ("paused", "look")
+    assert states["stopped"] == ("stopped", "done")
+    assert states["waiting"][0] == "waiting"
