@@ -1,0 +1,7 @@
+"""Fixtures of the deployment tests: a real PostgreSQL."""
+
+from __future__ import annotations
+
+from tests.services.store_fixtures import new_postgres_url, postgres_uri
+
+__all__ = ["new_postgres_url", "postgres_uri"]

@@ -1,0 +1,140 @@
+"""Two server processes on one PostgreSQL, and what a cluster puts around them: a service that sends silos to the ready one.
+
+`Relay` stands for a network path that can be cut without either end being told, as a pulled cable does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tests.services.federation import Federation, RunningProcess, free_port, start_process, toml_of
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Connect = Callable[[], Awaitable[Streams]]
+
+
+@dataclass
+class Replica(RunningProcess):
+    """One server process with ports and a data folder of its own."""
+
+    port: int
+    health_port: int
+    log: Path
+
+    async def status(self, service: str = "") -> str:
+        """SERVING, NOT_SERVING, or the gRPC status of a process that does not answer."""
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{self.health_port}") as channel:
+            try:
+                answer = await health_pb2_grpc.HealthStub(channel).Check(
+                    health_pb2.HealthCheckRequest(service=service), timeout=1.0
+                )
+            except grpc.aio.AioRpcError as error:
+                return str(error.code().name)
+        return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+
+    async def until(self, wanted: str, service: str = "", seconds: float = 40.0) -> None:
+        async with asyncio.timeout(seconds):
+            while await self.status(service) != wanted:
+                await asyncio.sleep(0.1)
+
+    def says(self, event: str) -> bool:
+        return f'"{event}"' in self.log.read_text()
+
+
+@dataclass
+class Replicas:
+    """Starts replicas of a federation's server; `ready` is the one a cluster's service would choose."""
+
+    federation: Federation
+    database: str
+
+    def __post_init__(self) -> None:
+        self.started: list[Replica] = []
+
+    def start(self, name: str, database: str | None = None) -> Replica:
+        port, health_port = free_port(), free_port()
+        settings = self.federation.server_settings().model_dump(exclude_none=True, exclude={"retention", "alerts"})
+        changes = {
+            "port": port,
+            "health_port": health_port,
+            "data": self.federation.folder / name,
+            "database": database or self.database,
+            "log_json": True,
+        }
+        config, log = self.federation.folder / f"{name}.toml", self.federation.folder / f"{name}.log"
+        config.write_text(toml_of(settings | changes))
+        off = {"FEDREP_SERVER__METRICS_PORT": str(free_port())}
+        process = start_process(["-m", "services.cli.main", "server", "--config", str(config)], log, off)
+        replica = Replica(process, port, health_port, log)
+        self.started.append(replica)
+        return replica
+
+    async def ready(self) -> Streams:
+        for replica in reversed(self.started):
+            if replica.process.poll() is None and await replica.status() == "SERVING":
+                return await asyncio.open_connection("127.0.0.1", replica.port)
+        raise ConnectionRefusedError("no replica is ready")
+
+
+class Relay:
+    """Carries bytes between whoever connects and whoever `connect` finds, until `cut`: then it carries nothing more."""
+
+    def __init__(self, connect: Connect) -> None:
+        self._connect = connect
+        self._open = asyncio.Event()
+        self._open.set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def cut(self) -> None:
+        self._open.clear()
+
+    def give_up(self) -> None:
+        """What keepalives do to both ends of a cut path after a while."""
+        for task in self._tasks:
+            task.cancel()
+
+    @asynccontextmanager
+    async def listening(self, port: int) -> AsyncIterator[None]:
+        server = await asyncio.start_server(self._serve, "127.0.0.1", port)
+        try:
+            yield
+        finally:
+            server.close()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            other_reader, other_writer = await self._connect()
+        except OSError:
+            writer.close()
+            return
+        ends = [asyncio.create_task(self._carry(reader, other_writer)), asyncio.create_task(self._carry(other_reader, writer))]
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            return  # asyncio's streams would report a cancelled handler as a fault
+        finally:
+            for end in ends:
+                end.cancel()
+            writer.close()
+            other_writer.close()
+            self._tasks.discard(task)
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await reader.read(1 << 16):
+                await self._open.wait()
+                writer.write(data)
+                await writer.drain()

@@ -1,0 +1,182 @@
+"""Two real server processes and a real PostgreSQL: whatever happens to the leader, every applied round counts exactly once."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import psycopg
+import pytest
+
+from fedrep.protocol.model_state import model_hash
+from fedrep.wire.v1 import observer_pb2 as pb
+from services.client.daemon import SiloDaemon
+from services.server.high_availability import LOST_LEAD
+from services.server.leadership import LEADER_LOCK
+from services.server.model_store import open_model_store
+from services.server.store import open_store
+from tests.deploy.replicas import Relay, Replicas
+from tests.services.federation import Federation, StubTrainer, free_port, run_scenario
+from tests.services.store_fixtures import NewUrl
+
+SILOS = 4
+ROUNDS = 12
+APPLIED = 1
+
+
+@pytest.fixture
+def replicas(tmp_path: Path, new_postgres_url: NewUrl) -> Replicas:
+    return Replicas(Federation.create(tmp_path, silos=SILOS), new_postgres_url())
+
+
+@asynccontextmanager
+async def playing(replicas: Replicas) -> AsyncIterator[tuple[list[SiloDaemon], asyncio.Task[None]]]:
+    """Silos in this process, on their way through a run over the address that leads to whoever is ready."""
+    federation = replicas.federation
+    async with Relay(replicas.ready).listening(federation.port):
+        await federation.create_run(rounds=ROUNDS)
+        silos = [federation.daemon(number, trainer=StubTrainer(number, seconds=0.1)) for number in range(SILOS)]
+        work = asyncio.create_task(federation.run_silos(silos))
+        try:
+            yield silos, work
+        finally:
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+
+
+async def in_the_middle_of_a_round(replicas: Replicas, after: int) -> None:
+    """As the database knows it: more than `after` rounds ended, and another one was given out."""
+    with psycopg.connect(replicas.database, autocommit=True) as connection:
+        while True:
+            row = connection.execute("SELECT last_round, open_round FROM runs").fetchone()
+            if row is not None and row[0] > after and row[1] > row[0]:
+                return
+            await asyncio.sleep(0.005)
+
+
+async def check_that_every_round_counted_once(replicas: Replicas, before: list[pb.Round]) -> None:
+    rounds = await replicas.federation.rounds()
+    assert [item.round for item in rounds] == list(range(1, len(rounds) + 1))
+    assert len(rounds) == ROUNDS
+    known = {item.round: item for item in rounds}
+    for item in before:
+        assert (known[item.round].outcome, known[item.round].model_version) == (item.outcome, item.model_version)
+    version = 0
+    for item in rounds:
+        version += item.outcome == APPLIED
+        assert item.model_version == version
+    store = open_store(replicas.database)
+    try:
+        last = open_model_store("database", Path("unused"), store.database).get("run", version)
+        assert store.run("run").progress.model_hash == last.hash == model_hash(last.vector)
+    finally:
+        store.close()
+
+
+def lock_holders(database: str) -> list[int]:
+    with psycopg.connect(database, autocommit=True) as connection:
+        rows = connection.execute(
+            f"SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND granted AND objid = {LEADER_LOCK & 0xFFFFFFFF}"
+        )
+        return [row[0] for row in rows]
+
+
+def test_a_killed_leader_is_replaced_mid_round_and_again_and_the_silos_go_on_by_themselves(replicas: Replicas) -> None:
+    async def scenario() -> None:
+        first = replicas.start("first")
+        await first.until("SERVING")
+        second = replicas.start("second")
+        await second.until("SERVING", "live")
+        assert await second.status() == "NOT_SERVING"
+        async with playing(replicas) as (_, work):
+            await in_the_middle_of_a_round(replicas, after=2)
+            before = await replicas.federation.rounds()
+            first.kill()
+            await second.until("SERVING")
+            third = replicas.start("third")
+            await third.until("SERVING", "live")
+            await in_the_middle_of_a_round(replicas, after=before[-1].round + 2)
+            before = await replicas.federation.rounds()
+            second.kill()
+            await work
+            await check_that_every_round_counted_once(replicas, before)
+            restarts = [item for item in await replicas.federation.rounds() if "restarted" in item.reason]
+            assert len(restarts) <= 2
+            assert third.terminate() == 0
+
+    run_scenario(scenario())
+
+
+def test_a_leader_that_was_frozen_while_another_took_over_writes_nothing_and_ends(replicas: Replicas) -> None:
+    async def scenario() -> None:
+        first = replicas.start("first")
+        await first.until("SERVING")
+        second = replicas.start("second")
+        await second.until("SERVING", "live")
+        async with playing(replicas) as (_, work):
+            await in_the_middle_of_a_round(replicas, after=2)
+            first.process.send_signal(signal.SIGSTOP)
+            (holder,) = lock_holders(replicas.database)
+            with psycopg.connect(replicas.database, autocommit=True) as connection:
+                connection.execute("SELECT pg_terminate_backend(%s, 5000)", (holder,))
+            await second.until("SERVING")
+            with psycopg.connect(replicas.database, autocommit=True) as connection:
+                kept = connection.execute("SELECT run, round, outcome, model_version FROM rounds ORDER BY round").fetchall()
+            first.process.send_signal(signal.SIGCONT)
+            assert await first.wait() == LOST_LEAD
+            assert first.says("lead_lost")
+            await work
+            with psycopg.connect(replicas.database, autocommit=True) as connection:
+                rows = connection.execute("SELECT run, round, outcome, model_version FROM rounds ORDER BY round").fetchall()
+            assert rows[: len(kept)] == kept
+            await check_that_every_round_counted_once(replicas, [])
+
+    run_scenario(scenario())
+
+
+def test_a_leader_cut_off_from_the_database_steps_down_before_the_standby_acts(replicas: Replicas) -> None:
+    async def scenario() -> None:
+        parts = urlsplit(replicas.database)
+        socket_file = Path(parse_qs(parts.query)["host"][0]) / ".s.PGSQL.5432"
+        port = free_port()
+        path_to_database = Relay(lambda: asyncio.open_unix_connection(socket_file))
+        query = parts.query.split("&", 1)[1]
+        async with path_to_database.listening(port):
+            first = replicas.start("first", f"postgresql://postgres@127.0.0.1:{port}{parts.path}?{query}")
+            await first.until("SERVING")
+            second = replicas.start("second")
+            await second.until("SERVING", "live")
+            async with playing(replicas) as (_, work):
+                await in_the_middle_of_a_round(replicas, after=2)
+                path_to_database.cut()
+                while first.process.poll() is None:
+                    assert await second.status() != "SERVING"
+                    await asyncio.sleep(0.05)
+                assert await first.wait() == LOST_LEAD
+                assert len(lock_holders(replicas.database)) == 1  # the database has not noticed yet
+                path_to_database.give_up()
+                await second.until("SERVING")
+                await work
+                await check_that_every_round_counted_once(replicas, [])
+
+    run_scenario(scenario())
+
+
+def test_a_standby_ends_when_it_is_told_to_and_a_leader_hands_over_when_it_ends(replicas: Replicas) -> None:
+    async def scenario() -> None:
+        first = replicas.start("first")
+        await first.until("SERVING")
+        second, third = replicas.start("second"), replicas.start("third")
+        for standby in (second, third):
+            await standby.until("SERVING", "live")
+        assert third.terminate() == 0
+        assert first.terminate() == 0
+        await second.until("SERVING")
+        assert second.terminate() == 0
+        assert lock_holders(replicas.database) == []
+
+    run_scenario(scenario())
