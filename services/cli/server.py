@@ -89,19 +89,24 @@ def restore(
 def health(
     config: Config = None,
     live: Annotated[bool, typer.Option("--live", help="Only whether the process runs; a standby is live, not ready.")] = False,
+    address: Annotated[str | None, typer.Option("--address", help="host:port of another server's health port.")] = None,
     as_json: Json = False,
 ) -> None:
     """Ask a running server's health port, as a probe does; fails unless it serves."""
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-    settings = load_settings(ServerSettings, config, "FEDREP_SERVER")
-    if settings.health_port is None:
-        raise SettingsError("The settings switch the health port off, so there is nothing to ask. Set `health_port`.")
-    host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
-    with grpc.insecure_channel(f"{host}:{settings.health_port}", [("grpc.enable_http_proxy", 0)]) as channel:
+    where = address or _health_address(load_settings(ServerSettings, config, "FEDREP_SERVER"))
+    with grpc.insecure_channel(where, [("grpc.enable_http_proxy", 0)]) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         status = stub.Check(health_pb2.HealthCheckRequest(service="live" if live else ""), timeout=HEALTH_SECONDS).status
     if status != health_pb2.HealthCheckResponse.SERVING:
         raise StoreUnavailableError("The server runs and does not serve: it stands by, starts, or stops.", reason="NOT_SERVING")
     emit({"serving": True}, as_json, lambda _result: "serving")
+
+
+def _health_address(settings: ServerSettings) -> str:
+    if settings.health_port is None:
+        raise SettingsError("The settings switch the health port off, so there is nothing to ask. Set `health_port`.")
+    host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
+    return f"{host}:{settings.health_port}"

@@ -1,0 +1,226 @@
+{{- define "fedrep.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+
+{{- define "fedrep.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- else if contains (include "fedrep.name" .) .Release.Name -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name (include "fedrep.name" .) | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* Called with (list $ "component"). */ -}}
+{{- define "fedrep.selector" -}}
+{{- $root := index . 0 -}}
+app.kubernetes.io/name: {{ include "fedrep.name" $root }}
+app.kubernetes.io/instance: {{ $root.Release.Name }}
+app.kubernetes.io/component: {{ index . 1 }}
+{{- end -}}
+
+{{- define "fedrep.labels" -}}
+{{- $root := index . 0 -}}
+{{ include "fedrep.selector" . }}
+app.kubernetes.io/version: {{ $root.Chart.AppVersion | quote }}
+app.kubernetes.io/part-of: fedrep
+app.kubernetes.io/managed-by: {{ $root.Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace "+" "_" }}
+{{- with $root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- /* Called with (list $ "server"); registry, repository and tag of one of the three images. */ -}}
+{{- define "fedrep.image" -}}
+{{- $root := index . 0 -}}
+{{- $image := printf "%s:%s" (get $root.Values.image (index . 1)) (default $root.Chart.AppVersion $root.Values.image.tag) -}}
+{{- with $root.Values.image.registry -}}{{ trimSuffix "/" . }}/{{- end -}}{{ $image }}
+{{- end -}}
+
+{{- define "fedrep.serviceAccountName" -}}
+{{- if .Values.serviceAccount.create -}}
+{{- default (include "fedrep.fullname" .) .Values.serviceAccount.name -}}
+{{- else -}}
+{{- default "default" .Values.serviceAccount.name -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* Settings as TOML: plain values first, then one table per section, because TOML wants it so. */ -}}
+{{- define "fedrep.toml" -}}
+{{- range $key, $value := . }}
+{{- if not (or (kindIs "map" $value) (kindIs "invalid" $value)) }}
+{{ $key }} = {{ include "fedrep.tomlValue" $value }}
+{{- end }}
+{{- end }}
+{{- range $key, $value := . }}
+{{- if kindIs "map" $value }}
+
+[{{ $key }}]
+{{- range $name, $inner := $value }}
+{{- if not (kindIs "invalid" $inner) }}
+{{ $name }} = {{ include "fedrep.tomlValue" $inner }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "fedrep.tomlValue" -}}
+{{- if kindIs "slice" . -}}
+[{{- range $index, $item := . }}{{ if $index }}, {{ end }}{{ include "fedrep.tomlValue" $item }}{{ end -}}]
+{{- else if kindIs "map" . -}}
+{{- $parts := list -}}
+{{- range $key, $value := . }}{{ $parts = append $parts (printf "%s = %s" (toJson $key) (include "fedrep.tomlValue" $value)) }}{{ end -}}
+{ {{- join ", " $parts -}} }
+{{- else if and (kindIs "float64" .) (eq (floor .) .) (lt . 1e15) (gt . -1e15) -}}
+{{- /* Helm reads every number as a float; 8550 must not become 8550.0 or 1e+06. */ -}}
+{{- printf "%d" (int64 .) -}}
+{{- else -}}
+{{- toJson . -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "fedrep.podSecurity" -}}
+runAsNonRoot: true
+seccompProfile:
+  type: RuntimeDefault
+{{- if not .Values.arbitraryUids }}
+runAsUser: 10001
+runAsGroup: 10001
+fsGroup: 10001
+fsGroupChangePolicy: OnRootMismatch
+{{- end }}
+{{- end -}}
+
+{{- define "fedrep.containerSecurity" -}}
+allowPrivilegeEscalation: false
+privileged: false
+readOnlyRootFilesystem: true
+runAsNonRoot: true
+capabilities:
+  drop:
+    - ALL
+seccompProfile:
+  type: RuntimeDefault
+{{- end -}}
+
+{{- /* Called with (list $ component-values): what every pod of the chart has in common. */ -}}
+{{- define "fedrep.podCommon" -}}
+{{- $root := index . 0 -}}
+{{- $values := index . 1 -}}
+serviceAccountName: {{ include "fedrep.serviceAccountName" $root }}
+automountServiceAccountToken: false
+enableServiceLinks: false
+{{- with $root.Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+securityContext:
+  {{- include "fedrep.podSecurity" $root | nindent 2 }}
+{{- with $values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with $values.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $values.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $values.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{- /* Called with (list secret-name from-cert-manager). cert-manager's file names are turned into ours. */ -}}
+{{- define "fedrep.identityVolume" -}}
+- name: identity
+  secret:
+    secretName: {{ index . 0 }}
+    defaultMode: 0440
+    {{- if index . 1 }}
+    items:
+      - {key: tls.key, path: key.pem}
+      - {key: tls.crt, path: cert.pem}
+      - {key: ca.crt, path: root.pem}
+    {{- end }}
+{{- end -}}
+
+{{- define "fedrep.serverIdentity" -}}
+{{- if .Values.server.identity.certManager.enabled -}}
+{{ include "fedrep.fullname" . }}-server-identity
+{{- else -}}
+{{- required "server.identity.existingSecret is empty: name the Secret with key.pem, cert.pem and root.pem of the server, or set server.identity.certManager.enabled" .Values.server.identity.existingSecret -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "fedrep.dashboardIdentity" -}}
+{{- if .Values.dashboard.identity.certManager.enabled -}}
+{{ include "fedrep.fullname" . }}-dashboard-identity
+{{- else -}}
+{{- required "dashboard.identity.existingSecret is empty: name the Secret with key.pem, cert.pem and root.pem of a viewer or admin, or set dashboard.identity.certManager.enabled, or dashboard.enabled=false" .Values.dashboard.identity.existingSecret -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "fedrep.dashboardTokens" -}}
+{{- default (printf "%s-dashboard-tokens" (include "fedrep.fullname" .)) .Values.dashboard.tokens.existingSecret -}}
+{{- end -}}
+
+{{- define "fedrep.serverService" -}}
+{{ include "fedrep.fullname" . }}-server
+{{- end -}}
+
+{{- define "fedrep.serverAddress" -}}
+{{ include "fedrep.serverService" . }}.{{ .Release.Namespace }}.svc:{{ .Values.server.service.port }}
+{{- end -}}
+
+{{- define "fedrep.serverName" -}}
+{{- default (include "fedrep.serverService" .) .Values.server.identity.serverName -}}
+{{- end -}}
+
+{{- define "fedrep.dns" -}}
+- ports:
+    - {port: 53, protocol: UDP}
+    - {port: 53, protocol: TCP}
+{{- end -}}
+
+{{- /* Rules over several values, each with a sentence. Called once, from the service account. */ -}}
+{{- define "fedrep.validate" -}}
+{{- $server := .Values.server -}}
+{{- if $server.enabled -}}
+{{- if and (eq $server.database.kind "sqlite") (gt (int $server.replicas) 1) -}}
+{{- fail "server.replicas is more than 1 with SQLite, which lives on one pod's volume: set server.database.kind=postgresql and server.database.existingSecret, or server.replicas=1" -}}
+{{- end -}}
+{{- if and (eq $server.database.kind "postgresql") (not $server.database.existingSecret) -}}
+{{- fail "server.database.existingSecret is empty: name the Secret that holds the PostgreSQL URL under the key given by server.database.secretKey" -}}
+{{- end -}}
+{{- if and $server.ingress.enabled (not $server.ingress.host) -}}
+{{- fail "server.ingress.host is empty: give the host name that silos dial; it must be in the server's certificate" -}}
+{{- end -}}
+{{- if and $server.identity.certManager.enabled (not .Values.federation) -}}
+{{- fail "federation is empty: cert-manager needs the federation's name for the identity in the certificate" -}}
+{{- end -}}
+{{- if le (int $server.terminationGracePeriodSeconds) (int (default 20 (get $server.settings "grace_seconds"))) -}}
+{{- fail "server.terminationGracePeriodSeconds must be larger than server.settings.grace_seconds, or pods are killed in the middle of the round they try to end" -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.dashboard.enabled (not $server.enabled) (not (get .Values.dashboard.settings "server")) -}}
+{{- fail "dashboard.settings.server is empty and this release runs no server: give the host:port of the server the dashboard shows" -}}
+{{- end -}}
+{{- if and .Values.dashboard.enabled .Values.dashboard.ingress.enabled (not .Values.dashboard.ingress.host) -}}
+{{- fail "dashboard.ingress.host is empty: give the host name of the pages" -}}
+{{- end -}}
+{{- if .Values.silo.enabled -}}
+{{- if not .Values.silo.run -}}{{- fail "silo.run is empty: name the run this silo takes part in" -}}{{- end -}}
+{{- if not .Values.silo.identity.existingSecret -}}
+{{- fail "silo.identity.existingSecret is empty: name the Secret with key.pem, cert.pem and root.pem of this silo" -}}
+{{- end -}}
+{{- if and (not $server.enabled) (not .Values.silo.server) -}}
+{{- fail "silo.server is empty and this release runs no server: give the host:port of the federation server" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}

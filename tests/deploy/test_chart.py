@@ -1,0 +1,203 @@
+"""The Helm chart as a strict platform team would check it: lint, schemas of two Kubernetes versions, security, wiring."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from tests.deploy.chart import CHART, HELM, IDENTITIES, MATRIX, REPOSITORY, Manifest, Refused, case, one, pods, render
+
+KUBERNETES = ("1.29", "1.34")
+FOREIGN = {"ServiceMonitor", "PrometheusRule", "Certificate"}  # of operators; kubernetes-validate does not know them
+
+
+@pytest.fixture(scope="module")
+def rendered() -> dict[str, list[Manifest]]:
+    return {name: case(name) for name in MATRIX}
+
+
+def test_helm_finds_nothing_to_complain_about(tmp_path: Path) -> None:
+    values = tmp_path / "values.yaml"
+    values.write_text(yaml.safe_dump(IDENTITIES))
+    done = subprocess.run([HELM, "lint", "--strict", CHART, "--values", values], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("version", KUBERNETES)
+@pytest.mark.parametrize("name", MATRIX)
+def test_kubernetes_accepts_every_object(rendered: dict[str, list[Manifest]], name: str, version: str) -> None:
+    for manifest in rendered[name]:
+        if manifest["kind"] not in FOREIGN:
+            kubernetes_validate.validate(manifest, version, strict=True)
+
+
+def test_readme_and_schema_are_up_to_date() -> None:
+    generator = REPOSITORY / "deploy" / "helm" / "generate.py"
+    done = subprocess.run([sys.executable, generator, "--check"], capture_output=True, text=True, timeout=60, cwd=REPOSITORY)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"server": {"replica": 2}}, "replica"),
+        ({"servr": {}}, "servr"),
+        ({"server": {"replicas": "two"}}, "integer"),
+        ({"server": {"database": {"kind": "mysql"}}}, "sqlite"),
+        ({"server": {"settings": {"gather_secnds": 1}}}, "gather_secnds"),
+        ({"server": {"settings": {"port": 1}}}, "port"),
+        ({"server": {"settings": {"retention": {"model": 1}}}}, "model"),
+        ({"silo": {"settings": {"trainer": {"datset": "x"}}}}, "datset"),
+        ({"dashboard": {"settings": {"admin_token": "in the open"}}}, "admin_token"),
+        ({"server": {"replicas": 2}}, "server.replicas is more than 1 with SQLite"),
+        ({"server": {"database": {"kind": "postgresql"}}}, "server.database.existingSecret is empty"),
+        ({"server": {"settings": {"grace_seconds": 90}}}, "terminationGracePeriodSeconds must be larger"),
+        ({"silo": {"enabled": True}}, "silo.run is empty"),
+        ({"server": {"identity": {"existingSecret": ""}}}, "server.identity.existingSecret is empty"),
+        ({"server": {"ingress": {"enabled": True}}}, "server.ingress.host is empty"),
+        ({"dashboard": {"ingress": {"enabled": True}}}, "dashboard.ingress.host is empty"),
+        ({"server": {"enabled": False}}, "dashboard.settings.server is empty"),
+    ],
+)
+def test_bad_values_are_refused_with_a_sentence_that_names_them(values: Manifest, words: str) -> None:
+    with pytest.raises(Refused, match=words):
+        render(values)
+
+
+@pytest.mark.parametrize("name", MATRIX)
+def test_every_pod_meets_the_restricted_standard(rendered: dict[str, list[Manifest]], name: str) -> None:
+    for pod in pods(rendered[name]):
+        spec = pod["spec"]
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert spec["automountServiceAccountToken"] is False
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
+        assert all("hostPath" not in volume for volume in spec.get("volumes", []))
+        for container in spec["containers"]:
+            security = container["securityContext"]
+            assert security["allowPrivilegeEscalation"] is False
+            assert security["readOnlyRootFilesystem"] is True
+            assert security["capabilities"] == {"drop": ["ALL"]}
+            assert container["resources"]["requests"]["memory"]
+            assert container["resources"]["limits"]["memory"]
+
+
+def test_user_ids_are_left_to_the_cluster_when_asked(rendered: dict[str, list[Manifest]]) -> None:
+    for pod in pods(rendered["existing-secrets"]):
+        assert not {"runAsUser", "fsGroup", "runAsGroup"} & pod["spec"]["securityContext"].keys()
+    for pod in pods(rendered["sqlite"]):
+        assert pod["spec"]["securityContext"]["runAsUser"] == 10001
+
+
+def test_probes_ask_the_plaintext_port_and_only_a_leader_is_ready(rendered: dict[str, list[Manifest]]) -> None:
+    server = one(rendered["high-availability"], "Deployment", "fed-fedrep-server")
+    (container,) = server["spec"]["template"]["spec"]["containers"]
+    assert container["livenessProbe"]["grpc"] == {"port": 8553, "service": "live"}
+    assert container["startupProbe"]["grpc"] == {"port": 8553, "service": "live"}
+    assert container["readinessProbe"]["grpc"] == {"port": 8553, "service": ""}
+
+
+def test_servers_that_share_a_database_keep_nothing_on_their_pods_and_never_wait_for_each_other(
+    rendered: dict[str, list[Manifest]],
+) -> None:
+    manifests = rendered["high-availability"]
+    assert not [item for item in manifests if item["kind"] in ("StatefulSet", "PersistentVolumeClaim")]
+    server = one(manifests, "Deployment", "fed-fedrep-server")
+    assert server["spec"]["replicas"] == 2
+    assert server["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] == "100%"
+    (container,) = server["spec"]["template"]["spec"]["containers"]
+    assert {"name": "FEDREP_SERVER__DATABASE", "valueFrom": {"secretKeyRef": {"name": "database", "key": "url"}}} in container[
+        "env"
+    ]
+    volumes = {volume["name"]: volume for volume in server["spec"]["template"]["spec"]["volumes"]}
+    assert "emptyDir" in volumes["data"]
+
+
+def test_a_server_on_sqlite_has_a_volume(rendered: dict[str, list[Manifest]]) -> None:
+    server = one(rendered["sqlite"], "StatefulSet", "fed-fedrep-server")
+    assert [claim["metadata"]["name"] for claim in server["spec"]["volumeClaimTemplates"]] == ["data"]
+    assert server["spec"]["replicas"] == 1
+
+
+def test_disruption_budgets_never_block_a_drain(rendered: dict[str, list[Manifest]]) -> None:
+    for manifests in rendered.values():
+        for budget in (item for item in manifests if item["kind"] == "PodDisruptionBudget"):
+            assert budget["spec"]["selector"]["matchLabels"]["app.kubernetes.io/component"] == "dashboard"
+            assert budget["spec"]["maxUnavailable"] == 1
+    assert one(rendered["high-availability"], "PodDisruptionBudget", "fed-fedrep-dashboard")
+    assert not [item for item in rendered["sqlite"] if item["kind"] == "PodDisruptionBudget"]
+
+
+def test_network_policies_are_on_by_default_and_cover_every_pod(rendered: dict[str, list[Manifest]]) -> None:
+    for name in ("sqlite", "high-availability", "silo-with-gpu", "existing-secrets"):
+        selected = [item["spec"]["podSelector"]["matchLabels"] for item in rendered[name] if item["kind"] == "NetworkPolicy"]
+        for pod in pods(rendered[name]):
+            labels = pod["metadata"]["labels"]
+            if labels["app.kubernetes.io/component"] != "test":
+                assert any(wanted.items() <= labels.items() for wanted in selected), labels
+    silo = one(rendered["silo-with-gpu"], "NetworkPolicy", "fed-fedrep-silo")
+    assert silo["spec"]["policyTypes"] == ["Ingress", "Egress"]
+    assert "ingress" not in silo["spec"]
+    assert [rule["ports"] for rule in silo["spec"]["egress"]][-1] == [{"port": 8550, "protocol": "TCP"}]
+
+
+def test_a_gpu_silo_asks_for_its_gpus_and_finds_its_data(rendered: dict[str, list[Manifest]]) -> None:
+    spec = one(rendered["silo-with-gpu"], "StatefulSet", "fed-fedrep-silo")["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == 2
+    assert container["resources"]["limits"]["memory"] == "16Gi"
+    assert spec["nodeSelector"] == {"accelerator": "a100"}
+    assert spec["runtimeClassName"] == "nvidia"
+    assert {"name": "training-data", "mountPath": "/data", "readOnly": True} in container["volumeMounts"]
+
+
+def test_pods_restart_when_their_settings_change() -> None:
+    def checksum(seconds: int) -> str:
+        manifests = render({"server": {"settings": {"gather_seconds": seconds}}})
+        server = one(manifests, "StatefulSet", "fed-fedrep-server")
+        return str(server["spec"]["template"]["metadata"]["annotations"]["checksum/config"])
+
+    assert checksum(3) == checksum(3) != checksum(4)
+
+
+def test_a_registry_replaces_where_every_image_comes_from(rendered: dict[str, list[Manifest]]) -> None:
+    images = {container["image"] for pod in pods(rendered["existing-secrets"]) for container in pod["spec"]["containers"]}
+    assert images == {f"mirror.example.org/library/fedrep/{part}:0.1.0" for part in ("server", "dashboard", "client")}
+    assert all(pod["spec"]["imagePullSecrets"] == [{"name": "login"}] for pod in pods(rendered["existing-secrets"]))
+
+
+def test_monitoring_is_left_out_where_the_cluster_cannot_read_it(rendered: dict[str, list[Manifest]]) -> None:
+    kinds = {item["kind"] for item in rendered["high-availability"]}
+    assert {"ServiceMonitor", "PrometheusRule"} <= kinds
+    without = render(MATRIX["high-availability"], operators=False)
+    assert not {"ServiceMonitor", "PrometheusRule"} & {item["kind"] for item in without}
+    assert one(without, "ConfigMap", "fed-fedrep-grafana")
+    rules = one(rendered["high-availability"], "PrometheusRule", "fed-fedrep")["spec"]
+    assert rules == yaml.safe_load((REPOSITORY / "deploy" / "prometheus" / "alerts.yaml").read_text())
+
+
+def test_selectors_find_the_pods_they_mean(rendered: dict[str, list[Manifest]]) -> None:
+    for manifests in rendered.values():
+        labels = [pod["metadata"]["labels"] for pod in pods(manifests)]
+        for service in (item for item in manifests if item["kind"] == "Service"):
+            wanted = service["spec"]["selector"]
+            assert [found for found in labels if wanted.items() <= found.items()], service["metadata"]["name"]
+
+
+def test_everything_off_installs_nothing(rendered: dict[str, list[Manifest]]) -> None:
+    assert rendered["everything-off"] == []
+
+
+def test_certificates_carry_the_federation_identity(rendered: dict[str, list[Manifest]]) -> None:
+    server = one(rendered["cert-manager"], "Certificate", "fed-fedrep-server")["spec"]
+    assert server["uris"] == ["spiffe://lungs/server/main"]
+    assert "fed-fedrep-server" in server["dnsNames"]
+    pod = one(rendered["cert-manager"], "StatefulSet", "fed-fedrep-server")["spec"]["template"]["spec"]
+    identity = next(volume for volume in pod["volumes"] if volume["name"] == "identity")
+    assert identity["secret"]["secretName"] == server["secretName"]
+    assert {item["path"] for item in identity["secret"]["items"]} == {"key.pem", "cert.pem", "root.pem"}
