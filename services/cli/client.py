@@ -18,7 +18,7 @@ from fedrep.errors import FedrepError, SettingsError
 from services.cli.output import JSON_HELP, emit
 from services.cli.settings_file import commented_toml, write_new
 from services.client.config import ClientSettings, load_client_settings
-from services.identity.certificates import Credentials
+from services.identity.certificates import REVOCATIONS_FILE, Credentials
 from services.identity.folder import FederationAddresses
 from services.runtime.files import lock_folder
 from services.runtime.logging import configure_logging
@@ -181,11 +181,13 @@ async def take_part(settings: ClientSettings, *, live: bool = False) -> None:
     """The daemon of the role in the settings, until it is done or asked to leave."""
     from services.client.daemon import SiloDaemon
     from services.client.evaluator import Evaluator
-    from services.identity.peer import follow_revocations, revocations_from_file
+    from services.identity.peer import follow_revocations, refresh_revocations, revocations_from_file
     from services.identity.upkeep import tend_credentials
 
     credentials = Credentials.load(settings.credentials)
     trust = credentials.trust_store()
+    revocations = revocations_from_file(settings.credentials / REVOCATIONS_FILE)
+    await refresh_revocations(trust, revocations)
     trainer = make_trainer(settings)
     daemon: SiloDaemon | Evaluator
     if settings.role == "evaluator":
@@ -193,7 +195,7 @@ async def take_part(settings: ClientSettings, *, live: bool = False) -> None:
     else:
         daemon = SiloDaemon(settings, credentials, trust, trainer)
     beside = [
-        asyncio.create_task(follow_revocations(trust, revocations_from_file(settings.credentials / "crl.pem"))),
+        asyncio.create_task(follow_revocations(trust, revocations)),
         asyncio.create_task(tend_credentials(settings.credentials, lambda _: daemon.connection.renew())),
     ]
     if live:
@@ -232,7 +234,7 @@ async def _until_asked_to_stop(daemon: SiloDaemon | Evaluator, grace: float) -> 
 
 
 async def _say_goodbye(settings: ClientSettings, run: bytes) -> tuple[bool, str]:
-    from services.client.daemon import connect
+    from services.client.connection import connect
 
     connection = connect(settings.model_copy(update={"give_up_after": LEAVE_SECONDS / 2}))
     try:

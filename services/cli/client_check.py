@@ -15,7 +15,7 @@ from fedrep.protocol.manifests import RunManifest
 from fedrep.protocol.silo_rules import check_run
 from services.cli.client import make_trainer
 from services.client.config import ClientSettings
-from services.client.daemon import connect
+from services.client.connection import connect
 from services.client.drill import Drill
 from services.client.peers import check_run_signature
 from services.client.state import StateFolder

@@ -39,7 +39,8 @@ def status_of(daemon: SiloDaemon | Evaluator) -> Mapping[str, Any]:
 def phase_line(status: Mapping[str, Any]) -> str:
     where = f"round {status['round']}: " if status.get("round") else ""
     problem = f"  [red]{status['problem']}[/red]" if status.get("problem") else ""
-    return f"{where}{status['phase']}{problem}"
+    accuracy = f"  accuracy {status['accuracy']:.4f}" if status.get("accuracy") is not None else ""
+    return f"{where}{status['phase']}{accuracy}{problem}"
 
 
 def round_line(status: Mapping[str, Any]) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 class Audit:
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._whole = False
 
     def sent(self, what: str, size: int, round_number: int, **details: Any) -> None:
         """One JSON line; a line cut short by a crash is skipped by `entries`."""
@@ -23,9 +24,18 @@ class Audit:
         line = json.dumps(entry, separators=(",", ":")) + "\n"
         descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
+            if not self._whole:  # an earlier process may have died within a line
+                os.write(descriptor, b"" if self._ends_whole() else b"\n")
+                self._whole = True
             os.write(descriptor, line.encode())
         finally:
             os.close(descriptor)
+
+    def _ends_whole(self) -> bool:
+        with self._path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - 1, 0))
+            return file.read(1) in (b"", b"\n")
 
     def entries(self) -> Iterator[dict[str, Any]]:
         if not self._path.exists():

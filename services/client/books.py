@@ -13,7 +13,7 @@ import structlog
 from numpy.typing import NDArray
 
 from fedrep.coding import decode_coordinates, encode_coordinates
-from fedrep.errors import InvalidInputError, RefusedError
+from fedrep.errors import InvalidInputError, RefusedError, SettingsError
 from fedrep.privacy import CoordinateRelease
 from fedrep.protocol.error_memory import ErrorMemory, Fate, Pending
 from fedrep.protocol.manifests import RoundManifest
@@ -34,7 +34,7 @@ class Books:
         self.model: ModelState | None = folder.model()
         self.memory, kept = folder.memory(trainer.layout.size)
         if kept:
-            trainer.load_state(kept)
+            _give_back(trainer, kept, folder)
         self.trainer_state: TrainerState = trainer.state()
         self._after_training: TrainerState | None = None
 
@@ -135,3 +135,13 @@ class Books:
     def _write(self, journal: Journal) -> None:
         self.folder.save_journal(journal)
         self.journal = journal
+
+
+def _give_back(trainer: Trainer, kept: TrainerState, folder: StateFolder) -> None:
+    try:
+        trainer.load_state(kept)
+    except Exception as error:  # user code may raise anything
+        raise SettingsError(
+            f"the trainer does not take back its state from {folder.folder} ({type(error).__name__}: {error}). If model or "
+            "optimizer were changed on purpose, start with an empty state folder: fedrep client leave --purge"
+        ) from error

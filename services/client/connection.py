@@ -37,6 +37,7 @@ from fedrep.wire.chunks import Assembler, cut_into_chunks
 from fedrep.wire.v1 import federation_pb2 as pb
 from fedrep.wire.v1.federation_pb2_grpc import FederationServiceStub
 from services.client.audit import Audit
+from services.client.config import ClientSettings
 from services.identity.certificates import Credentials
 from services.runtime.status import error_of
 from services.runtime.tls import channel_options, client_channel_credentials
@@ -131,7 +132,8 @@ class Connection:
             model_version=version,
             software_version=__version__,
         )
-        response = await self._call("Join", lambda stub: stub.Join(request, timeout=CALL_SECONDS), request.ByteSize())
+        size = request.ByteSize() if session_key else 0  # without a key it only asks for news
+        response = await self._call("Join", lambda stub: stub.Join(request, timeout=CALL_SECONDS), size)
         return Joined(
             codec.signed_run_from_wire(response.run),
             codec.signed_round_from_wire(response.round) if response.HasField("round") else None,
@@ -315,6 +317,16 @@ class Connection:
             )
             self._stub = FederationServiceStub(self._channel)  # type: ignore[no-untyped-call]
         return self._stub
+
+
+def connect(settings: ClientSettings) -> Connection:
+    return Connection(
+        settings.server,
+        lambda: Credentials.load(settings.credentials),
+        Audit(settings.state / "audit.jsonl"),
+        server_name=settings.server_name,
+        patience=settings.give_up_after,
+    )
 
 
 def said_by_server(error: FedrepError) -> bool:

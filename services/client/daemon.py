@@ -24,14 +24,13 @@ from fedrep.protocol.model_state import ModelState
 from fedrep.protocol.silo_round import Confirmed, Membership, Observing, Proposed, Ready, Submitted
 from fedrep.protocol.silo_rules import check_epsilon, check_run
 from fedrep.sparsify import gather, propose
-from services.client.audit import Audit
 from services.client.books import Books
 from services.client.config import ClientSettings
-from services.client.connection import REMINDER_SECONDS, Concluded, Connection, Joined, said_by_server
+from services.client.connection import REMINDER_SECONDS, Concluded, Connection, Joined, connect, said_by_server
 from services.client.drill import Drill
 from services.client.peers import Peers, check_round_signature, check_run_signature
 from services.client.reports import Reports
-from services.client.sessions import Sessions
+from services.client.sessions import RosterWatch, Sessions
 from services.client.state import StateFolder
 from services.client.trainer import Trainer
 from services.client.training import Training, TrainingFailedError
@@ -77,6 +76,7 @@ class SiloDaemon:
         self._trainer = trainer
         self.books = Books(state if state is not None else StateFolder(settings.state), trainer)
         self._sessions = Sessions()
+        self._roster = RosterWatch()
         self._run: RunManifest | None = None
         self._server_certificate = b""
         self._failures = 0
@@ -94,13 +94,15 @@ class SiloDaemon:
         """Until the run is over, the operator stops it, or the silo has to stop: then the reason is raised."""
         joined = await self._join_when_possible()
         await self._look_back(joined)
-        signed, state, pause = joined.round, joined.state, FIRST_POLL_SECONDS
+        signed, state, pause, announced = joined.round, joined.state, FIRST_POLL_SECONDS, True
         while state not in OVER and not self._leaving:
-            if signed is None or self.connection.lost:
+            if signed is None or self.connection.lost or self._roster.overlooked:
                 await asyncio.sleep(pause if signed is None else 0)
                 pause = min(2 * pause, POLL_SECONDS)
+                announced = announced and not self.connection.lost and not self._roster.overlooked
                 self.connection.lost = False
-                joined = await self._join_when_possible()
+                joined = await self._join_when_possible(announce=not announced)
+                announced = True
                 signed, state = joined.round, joined.state
                 continue
             try:
@@ -114,6 +116,7 @@ class SiloDaemon:
                 await self.leave()
                 raise self._stopping
             signed, state, pause = concluded.next_round, concluded.state, FIRST_POLL_SECONDS
+            announced = False  # a silo that was silent for a round counts as gone until it joins again
         self.reports.phase(None, "left" if self._leaving else f"run {state}")
 
     def stop(self) -> None:
@@ -130,10 +133,14 @@ class SiloDaemon:
         """One round: take part as far as rules, time and luck allow, then learn how it ended."""
         manifest = check_round_signature(signed, self._server_certificate, self._trust)
         agreed = None
-        if self._name in manifest.names and manifest.round > self.books.journal.last_round:
+        if self._name not in manifest.names:
+            self._roster.absent()
+        elif manifest.round > self.books.journal.last_round:
             try:
                 agreed = await self._take_part(manifest)
+                self._roster.took_part()
             except (RefusedError, ProtocolError, InvalidInputError, CryptoError) as error:
+                self._roster.left()
                 await self._left_round(manifest, error)
         try:
             return await self._conclude(manifest, agreed)
@@ -323,12 +330,12 @@ class SiloDaemon:
         self.books.keep_model(model)
         return model
 
-    async def _join_when_possible(self) -> Joined:
+    async def _join_when_possible(self, *, announce: bool = True) -> Joined:
         """A silo may be started before its run is created."""
         waiting_since, said = time.monotonic(), -REMINDER_SECONDS
         while True:
             try:
-                return await self._join()
+                return await self._join(announce=announce)
             except NotFoundError as error:
                 waited = time.monotonic() - waiting_since
                 if error.reason != "UNKNOWN_RUN" or waited > self._settings.give_up_after:
@@ -339,27 +346,30 @@ class SiloDaemon:
                 self.reports.phase(None, "waiting for the run")
                 await asyncio.sleep(POLL_SECONDS)
 
-    async def _join(self) -> Joined:
-        """Announce a session key; a process that just started has none of those a manifest may list."""
+    async def _join(self, *, announce: bool = True) -> Joined:
+        """Announce a session key, or only ask for news; a process that just started has no key that a manifest may list."""
         version = self.books.model.version if self.books.model else None
-        first = await self.connection.join(self._settings.run, b"", b"", version)
-        run = check_run_signature(first.run, self._trust)
+        asked = await self.connection.join(self._settings.run, b"", b"", version)
+        run = check_run_signature(asked.run, self._trust)
         try:
             check_run(run, self._policy, self._name)
             self._drill.check(run)
         except RefusedError as error:
-            await self.reports.refused_run(run, first.last_round, error)
+            await self.reports.refused_run(run, asked.last_round, error)
             raise
         if not self.books.belongs_to(run.digest().hex()):
             raise RefusedError(
                 f"{self._settings.state} belongs to another run; use a state folder of its own for run {run.name!r}",
                 reason="OTHER_RUN",
             )
-        self._run, self._server_certificate = run, first.server_certificate
-        key, signature = self._sessions.announced(run.digest(), self._credentials.signing_key)
-        joined = await self.connection.join(self._settings.run, key, signature, version)
-        self.reports.joined(run, joined)
-        return joined
+        self._run, self._server_certificate = run, asked.server_certificate
+        if announce:
+            self._credentials = Credentials.load(self._settings.credentials)  # the key may have been replaced meanwhile
+            key, signature = self._sessions.announced(run.digest(), self._credentials.signing_key)
+            asked = await self.connection.join(self._settings.run, key, signature, version)
+            self._roster.joined()
+        self.reports.joined(run, asked)
+        return asked
 
     async def _left_round(self, manifest: RoundManifest, error: FedrepError) -> None:
         if error.reason == "SESSION_KEY_LOST":
@@ -370,16 +380,6 @@ class SiloDaemon:
             log.info("round_left", round=manifest.round, reason=error.reason, why=str(error))
         else:
             await self.reports.problem(manifest, str(error), own=True)
-
-
-def connect(settings: ClientSettings) -> Connection:
-    return Connection(
-        settings.server,
-        lambda: Credentials.load(settings.credentials),
-        Audit(settings.state / "audit.jsonl"),
-        server_name=settings.server_name,
-        patience=settings.give_up_after,
-    )
 
 
 def _generator() -> np.random.Generator:

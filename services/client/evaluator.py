@@ -17,8 +17,8 @@ from fedrep.protocol.messages import Outcome, Update
 from fedrep.protocol.model_state import ModelState
 from fedrep.wire.v1 import federation_pb2 as pb
 from services.client.config import ClientSettings
-from services.client.connection import Joined
-from services.client.daemon import OVER, POLL_SECONDS, connect
+from services.client.connection import Joined, connect
+from services.client.daemon import OVER, POLL_SECONDS
 from services.client.peers import check_run_signature
 from services.client.state import StateFolder
 from services.client.trainer import Evaluation, ModelExporter, Trainer
@@ -115,8 +115,15 @@ class Evaluator:
         if model is None or self._evaluated == model.version:
             return
         self._show(round_number, "evaluating")
-        result = await in_thread(lambda: self._trainer.evaluate(model.vector))
         self._evaluated = model.version
+        try:
+            result = await in_thread(lambda: self._trainer.evaluate(model.vector))
+        except Exception as error:  # user code may raise anything; the next version is tried
+            problem = f"evaluation failed: {type(error).__name__}: {error}"
+            log.error("evaluation_failed", round=round_number, why=problem)
+            self.status["problem"] = problem
+            return
+        self.status |= {"accuracy": result.accuracy, "loss": result.loss, "problem": None}
         log.info("evaluated", round=round_number, accuracy=result.accuracy, loss=round(result.loss, 4))
         request = pb.ReportMetricsRequest(
             run=run,

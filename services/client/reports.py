@@ -60,6 +60,7 @@ class Reports:
     async def submitted(self, manifest: RoundManifest, clip_rate: float) -> None:
         """The clip rate goes out before the round ends: the next range depends on it."""
         self._clip_rate = clip_rate
+        self.status.pop("problem", None)
         if self._settings.report != "none":
             request = pb.ReportMetricsRequest(run=manifest.run, round=manifest.round, clip_rate=clip_rate)
             await self._send(request)

@@ -1,4 +1,7 @@
-"""Session keys of this process, oldest first: shares are sealed to them. A restarted process has none, and joins again."""
+"""A silo's membership from round to round: its session keys, and when it is time to join again.
+
+Shares are sealed to session keys; a restarted process has none, and joins again.
+"""
 
 from __future__ import annotations
 
@@ -28,3 +31,34 @@ class Sessions:
             if public == listed:
                 return
             del self.keys[public]
+
+
+LONGEST_PAUSE = 64
+
+
+class RosterWatch:
+    """A silo that stays silent for a round is left out of the next rosters until it joins again.
+
+    One that had to leave its rounds again and again waits 1, 2, 4, ... rounds before it joins, so that the others need not
+    wait for it in every round.
+    """
+
+    def __init__(self) -> None:
+        self._left = 0
+        self._absent = 0
+
+    @property
+    def overlooked(self) -> bool:
+        return self._absent >= min(1 << max(self._left - 1, 0), LONGEST_PAUSE)
+
+    def absent(self) -> None:
+        self._absent += 1
+
+    def left(self) -> None:
+        self._left += 1
+
+    def took_part(self) -> None:
+        self._left = self._absent = 0
+
+    def joined(self) -> None:
+        self._absent = 0

@@ -17,16 +17,18 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from fedrep.errors import SettingsError
+from fedrep.errors import InvalidInputError, SettingsError
 from fedrep.privacy import CoordinateRelease, Ledger
 from fedrep.protocol.error_memory import ErrorMemory, Pending
 from fedrep.protocol.manifests import RunHash, SiloName
 from fedrep.protocol.model_state import ModelState, model_hash
 from fedrep.secagg.keys import load_verify_key
 from services.runtime.files import write_atomically
+
+KEPT_ROUNDS = 1000  # about older rounds the silo says nothing any more
 
 TrainerState = Mapping[str, NDArray[Any]]
 
@@ -52,8 +54,8 @@ class Journal:
         document = {
             "run": self.run,
             "last_round": self.last_round,
-            "revealed": self.revealed[-1000:],
-            "renounced": self.renounced[-1000:],
+            "revealed": self.revealed[-KEPT_ROUNDS:],
+            "renounced": self.renounced[-KEPT_ROUNDS:],
             "ledger": self.ledger.to_dict(),
             "proposal": self.proposal,
         }
@@ -88,7 +90,7 @@ class StateFolder:
             return Journal()
         try:
             return Journal.from_json(self._journal.read_bytes())
-        except (ValueError, KeyError) as error:
+        except (ValueError, KeyError, TypeError, InvalidInputError) as error:
             raise SettingsError(
                 f"{self._journal} cannot be read ({error}). It guards this silo's privacy budget: restore it from a backup, or "
                 "leave the run with `fedrep client leave --purge` and join as a new silo"
@@ -101,9 +103,15 @@ class StateFolder:
         """The error memory and the trainer's state that belongs to it."""
         if not self._memory.exists():
             return ErrorMemory(np.zeros(parameters, np.float32)), {}
-        with safe_open(self._memory, "np") as file:
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - safe_open is no mapping
-            notes = json.loads(file.metadata()["fedrep"])
+        try:
+            with safe_open(self._memory, "np") as file:
+                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - safe_open is no mapping
+                notes = json.loads(file.metadata()["fedrep"])
+        except (SafetensorError, ValueError, KeyError, TypeError) as error:
+            raise SettingsError(
+                f"{self._memory} cannot be read ({error}). Restore it from a backup, or remove it: the silo then goes on "
+                "without the residual of past rounds"
+            ) from error
         if arrays["residual"].size != parameters:
             raise SettingsError(
                 f"{self._memory} belongs to a model with {arrays['residual'].size} parameters, not {parameters}; "
@@ -129,10 +137,14 @@ class StateFolder:
     def model(self) -> ModelState | None:
         if not self._model.exists():
             return None
-        with safe_open(self._model, "np") as file:
-            vector = file.get_tensor("model")
-            notes = json.loads(file.metadata()["fedrep"])
-        if model_hash(vector).hex() != notes["hash"]:
+        try:
+            with safe_open(self._model, "np") as file:
+                vector = file.get_tensor("model")
+                notes = json.loads(file.metadata()["fedrep"])
+            intact = model_hash(vector).hex() == notes["hash"]
+        except (SafetensorError, ValueError, KeyError, TypeError):
+            intact = False
+        if not intact:
             return None  # fetched again from the server
         return ModelState(vector, notes["version"], bytes.fromhex(notes["hash"]), bytes.fromhex(notes["chain"]))
 

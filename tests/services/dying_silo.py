@@ -22,8 +22,8 @@ import numpy as np
 from fedrep.protocol.error_memory import ErrorMemory
 from fedrep.protocol.model_state import ModelState
 from services.client.config import ClientSettings
-from services.client.connection import Connection
-from services.client.daemon import SiloDaemon, connect
+from services.client.connection import Connection, connect
+from services.client.daemon import SiloDaemon
 from services.client.state import Journal, StateFolder, TrainerState
 from services.identity.certificates import Credentials
 from services.runtime.logging import configure_logging

@@ -1,29 +1,83 @@
-"""Real daemons and a real server over mTLS: they train, agree to the last bit, and the evaluator follows."""
+"""Real daemons and a real server over mTLS: they train, and agree to the last bit after every round."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import numpy as np
 
-from tests.services.federation import Federation, run_scenario
+from fedrep.protocol.model_state import ModelState
+from services.client.config import ClientSettings
+from services.client.daemon import SiloDaemon
+from services.client.state import StateFolder
+from services.client.trainers.build import build_trainer
+from services.client.trainers.settings import TrainerSettings
+from services.identity.certificates import Credentials
+from tests.services.federation import Federation, StubTrainer, run_scenario
 
 
-def test_a_federation_trains_and_every_silo_holds_the_servers_model(tmp_path: Path) -> None:
+class RememberingFolder(StateFolder):
+    """Keeps every model that was ever saved."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.models: dict[int, ModelState] = {}
+
+    def save_model(self, model: ModelState) -> None:
+        super().save_model(model)
+        self.models[model.version] = model
+
+
+def remembering(settings: ClientSettings, number: int) -> tuple[SiloDaemon, RememberingFolder]:
+    credentials = Credentials.load(settings.credentials)
+    folder = RememberingFolder(settings.state)
+    return SiloDaemon(settings, credentials, credentials.trust_store(), StubTrainer(number), state=folder), folder
+
+
+def test_all_silos_hold_the_servers_model_to_the_last_bit_after_every_round(tmp_path: Path) -> None:
     federation = Federation.create(tmp_path, silos=4)
 
     async def scenario() -> None:
         async with federation.serving() as server:
-            await federation.create_run(rounds=5)
-            daemons = [federation.daemon(number) for number in range(4)]
-            await federation.run_silos(daemons)
+            await federation.create_run(rounds=5, keep_models=10)
+            made = [remembering(federation.settings(number), number) for number in range(4)]
+            await federation.run_silos(daemon for daemon, _ in made)
             summary = await federation.summary()
             assert (summary.state, summary.rounds_applied, summary.model_version) == ("finished", 5, 5)
-            model = server.coordinator.run_named("run").model.state
-            for daemon in daemons:
-                assert daemon.model is not None
-                assert np.array_equal(daemon.model.vector, model.vector)
-                assert (daemon.model.version, daemon.model.chain) == (5, model.chain)
+            driver = server.coordinator.run_named("run")
+            for version in range(6):
+                expected = await server.coordinator.model(driver, version)
+                for _, folder in made:
+                    held = folder.models[version]
+                    assert np.array_equal(held.vector, expected.vector)
+                    assert (held.hash, held.chain) == (expected.hash, expected.chain)
+            assert not np.array_equal(made[0][1].models[0].vector, made[0][1].models[5].vector)
+
+    run_scenario(scenario())
+
+
+def test_a_network_learns_digits(tmp_path: Path) -> None:
+    federation = Federation.create(tmp_path, silos=3)
+
+    def trainer(number: int) -> TrainerSettings:
+        return TrainerSettings(
+            threads=1, learning_rate=1.0, interval=10, shard_count=3, shard_index=number, evaluation_samples=100
+        )
+
+    async def scenario() -> None:
+        trainers = [build_trainer(trainer(number)) for number in range(3)]
+        async with federation.serving():
+            await federation.create_run(trainer=trainers[0], rounds=4, fraction=0.5, alpha=0.1)
+            before = trainers[0].evaluate(trainers[0].initial())
+            evaluator = federation.evaluator(trainer=build_trainer(trainer(0)))
+            watching = asyncio.ensure_future(evaluator.run())
+            await federation.run_silos(federation.daemon(number, trainer=trainers[number]) for number in range(3))
+            await watching
+            await evaluator.leave()
+            summary = await federation.summary()
+            assert before.accuracy is not None
+            assert summary.accuracy > before.accuracy + 0.3
 
     run_scenario(scenario())
 
