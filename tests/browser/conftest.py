@@ -33,8 +33,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if collection_path.name in ("test_pages.py", "test_demo.py") and not asked else None
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
+    """Not for the whole session: while Playwright runs, asyncio.run refuses to work in this thread."""
     if CHROMIUM is None:
         pytest.skip("Chromium is missing: install it (Debian: apt-get install chromium) to run the browser tests.")
     if not (STATIC / "index.html").exists():
