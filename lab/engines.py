@@ -5,7 +5,10 @@ A worker saves its cell itself, in one go, so whatever is finished stays finishe
 
 from __future__ import annotations
 
+import importlib
+import logging
 import multiprocessing
+import os
 import queue
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -96,17 +99,15 @@ def run_on_ray(jobs: Iterable[Job], report: Report, processes: int) -> None:
 @contextmanager
 def _ray(processes: int) -> Iterator[Any]:
     """The cluster that RAY_ADDRESS names, or a local one that ends with the run."""
-    import os
-
     try:
-        import ray  # type: ignore[import-not-found]  # an extra
+        ray = importlib.import_module("ray")
     except ModuleNotFoundError as error:
         raise SettingsError("The Ray engine needs the package ray: pip install 'fedrep[ray]', or use --engine local.") from error
     mine = not ray.is_initialized()
     if mine:
         address = os.environ.get("RAY_ADDRESS")
         settings: dict[str, Any] = {"address": address} if address else {"num_cpus": processes, "include_dashboard": False}
-        ray.init(log_to_driver=False, logging_level="ERROR", **settings)
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, **settings)
     try:
         yield ray
     finally:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from fedrep.errors import SettingsError
 from lab.adversary import Adversary
@@ -59,7 +60,7 @@ def test_fedrep_with_k_equal_to_m_d_trains_the_same_model_as_share() -> None:
         training = Training(replace(cell, method=name), build_silos(cell, None))
         training.run()
         models.append(training.model)
-    assert np.array_equal(*models)
+    assert np.array_equal(models[0], models[1])
 
 
 def test_what_fedrep_does_not_send_stays_in_the_memory() -> None:
@@ -78,7 +79,8 @@ def test_what_fedrep_does_not_send_stays_in_the_memory() -> None:
 def test_a_silo_that_falls_silent_keeps_its_whole_update() -> None:
     cell = replace(TINY, f=0, rule="mean", dropout=0.4, s=2, m=8)
     fedrep = METHODS["fedrep"](setting(cell))
-    total, trained = np.zeros(D), np.zeros(D)
+    total: NDArray[np.float64] = np.zeros(D)
+    trained: NDArray[np.float64] = np.zeros(D)
     opened_all = True
     for number in range(1, 8):
         rows = updates(cell.m, seed=number)
