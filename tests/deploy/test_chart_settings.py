@@ -1,0 +1,116 @@
+"""The settings files that the chart renders, read by the programs they are for."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.identity.authority import CertificateAuthority, issue_credentials
+from services.identity.certificates import Identity, Role
+from tests.deploy.chart import MATRIX, REPOSITORY, Manifest, case, one, render
+
+FEDREP = [sys.executable, "-m", "services.cli.main"]
+
+
+@pytest.fixture(scope="module")
+def identities(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders as the Secrets of the chart mount them."""
+    folder = tmp_path_factory.mktemp("identities")
+    authority = CertificateAuthority.create(folder / "ca", "lungs", "a passphrase for tests")
+    issue_credentials(authority, folder / "server", Identity("main", Role.SERVER, "lungs"), ("fed-fedrep-server",), ())
+    issue_credentials(authority, folder / "dashboard", Identity("dashboard", Role.VIEWER, "lungs"))
+    return folder
+
+
+def settings_file(manifests: list[Manifest], name: str, file: str, folder: Path) -> Path:
+    path = folder / file
+    path.write_text(one(manifests, "ConfigMap", name)["data"][file])
+    return path
+
+
+def run(arguments: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), **variables}
+    return subprocess.run([*FEDREP, *arguments], capture_output=True, text=True, timeout=60, env=environment, cwd=REPOSITORY)
+
+
+@pytest.mark.parametrize("name", ["sqlite", "high-availability"])
+def test_the_rendered_settings_start_a_server(name: str, identities: Path, tmp_path: Path, request: Any) -> None:
+    config = settings_file(case(name), "fed-fedrep-server", "server.toml", tmp_path)
+    moved = {"FEDREP_SERVER__DATA": str(tmp_path / "data"), "FEDREP_SERVER__CREDENTIALS": str(identities / "server")}
+    if name != "sqlite":
+        moved["FEDREP_SERVER__DATABASE"] = request.getfixturevalue("new_postgres_url")()
+    done = run(["server", "--check", "--config", str(config)], **moved)
+    assert done.returncode == 0, done.stderr
+    assert "identity: server main" in done.stdout
+
+
+def test_numbers_lists_and_sections_arrive_as_they_were_written(tmp_path: Path) -> None:
+    manifests = render(MATRIX["existing-secrets"])
+    silo = tomllib.loads(one(manifests, "ConfigMap", "fed-fedrep-silo")["data"]["client.toml"])
+    assert silo["give_up_after"] == 1000000
+    assert silo["trainer"] == {"dataset": "digits", "learning_rate": 0.05, "milestones": [10, 20], "schedule": "step"}
+    assert silo["policy"]["allowed_runs"] == ["lungs", 'a "quoted" name']
+    assert silo["server"] == "fed-fedrep-server.fedrep.svc:8550"
+    server = tomllib.loads(one(case("high-availability"), "ConfigMap", "fed-fedrep-server")["data"]["server.toml"])
+    assert (server["gather_seconds"], server["retention"]) == (2.5, {"models": 5})
+
+
+def test_what_the_chart_keeps_to_itself_cannot_be_changed_by_settings() -> None:
+    text = one(case("sqlite"), "ConfigMap", "fed-fedrep-server")["data"]["server.toml"]
+    assert tomllib.loads(text) == {
+        "credentials": "/etc/fedrep/identity",
+        "data": "/var/lib/fedrep",
+        "health_port": 8553,
+        "host": "0.0.0.0",
+        "log_json": True,
+        "metrics_port": 8554,
+        "port": 8550,
+    }
+
+
+def test_the_rendered_settings_of_a_silo_are_read_by_the_silo(tmp_path: Path) -> None:
+    config = settings_file(case("existing-secrets"), "fed-fedrep-silo", "client.toml", tmp_path)
+    done = run(["client", "status", "--json", "--config", str(config)], FEDREP_CLIENT__STATE=str(tmp_path / "state"))
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_rendered_settings_start_a_dashboard(identities: Path, tmp_path: Path) -> None:
+    config = settings_file(case("existing-secrets"), "fed-fedrep-dashboard", "dashboard.toml", tmp_path)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    moved = {
+        "FEDREP_DASHBOARD__PORT": str(port),
+        "FEDREP_DASHBOARD__CREDENTIALS": str(identities / "dashboard"),
+        "FEDREP_DASHBOARD__ADMIN_TOKEN": "a" * 40,
+        "FEDREP_DASHBOARD__VIEWER_TOKEN": "b" * 40,
+        "FEDREP_DASHBOARD__SESSION_SECRET": "c" * 40,
+    }
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), **moved}
+    with (tmp_path / "dashboard.log").open("wb") as log:
+        process = subprocess.Popen(
+            [*FEDREP, "dashboard", "--config", str(config)], env=environment, cwd=REPOSITORY, stdout=log, stderr=log
+        )
+    try:
+        limit = time.monotonic() + 40
+        while True:
+            assert process.poll() is None, (tmp_path / "dashboard.log").read_text()
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=2) as answer:
+                    assert answer.status == 200
+                    break
+            except OSError:
+                assert time.monotonic() < limit, (tmp_path / "dashboard.log").read_text()
+                time.sleep(0.2)
+    finally:
+        process.terminate()
+        process.wait(20)

@@ -1,0 +1,198 @@
+"""The images, built and started as the chart's pods: their command, arguments and settings, non-root, on a read-only root."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.identity.authority import CertificateAuthority, issue_credentials
+from services.identity.certificates import Identity, Role
+from tests.deploy.chart import Manifest, one, render
+from tests.images.containers import BASE, Builder, Container, why_not
+
+reason = why_not()
+pytestmark = [pytest.mark.skipif(reason is not None, reason=reason or ""), pytest.mark.timeout(1800)]
+
+VALUES: Manifest = {
+    "silo": {
+        "enabled": True,
+        "run": "lungs",
+        "identity": {"existingSecret": "silo-identity"},
+        "server": "localhost:8550",
+        "settings": {"give_up_after": 5},
+    },
+    "dashboard": {"settings": {"server": "localhost:8550"}},
+}
+
+
+@pytest.fixture(scope="module")
+def builder() -> Iterator[Builder]:
+    folder = Path(tempfile.mkdtemp(prefix="fedrep-images-"))
+    made = Builder(folder)
+    try:
+        made.make_base()
+        yield made
+    finally:
+        made.buildah("umount", "--all")
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def server(builder: Builder) -> str:
+    return builder.build("server")
+
+
+@pytest.fixture(scope="module")
+def dashboard(builder: Builder) -> str:
+    return builder.build("dashboard")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Identities, settings and empty volumes, owned as a cluster would: readable, and writable only where data go."""
+    folder = tmp_path_factory.mktemp("home")
+    authority = CertificateAuthority.create(folder / "ca", "lungs", "a passphrase for tests")
+    server = Identity("main", Role.SERVER, "lungs")
+    issue_credentials(authority, folder / "server-identity", server, ("localhost", "fed-fedrep-server"), ("127.0.0.1",))
+    issue_credentials(authority, folder / "dashboard-identity", Identity("dashboard", Role.VIEWER, "lungs"))
+    issue_credentials(authority, folder / "silo-identity", Identity("silo-1", Role.SILO, "lungs"))
+    for config in (item for item in render(VALUES) if item["kind"] == "ConfigMap"):
+        (folder / config["metadata"]["name"]).mkdir()
+        for name, text in config["data"].items():
+            (folder / config["metadata"]["name"] / name).write_text(text)
+    for part in ("server", "silo"):
+        (folder / f"{part}-data").mkdir()
+        os.chown(folder / f"{part}-data", 10001, 0)
+    for path in (*folder.glob("*-identity/*"), *folder.parents, folder):
+        if path.is_file():
+            os.chown(path, 0, 0)
+            path.chmod(0o440)  # as a Secret's files are with this chart
+        elif path.is_relative_to(Path(tempfile.gettempdir())):
+            path.chmod(path.stat().st_mode | 0o055)
+    for path in folder.glob("*-identity"):
+        path.chmod(0o755)
+    return folder
+
+
+def pod_container(name: str, kind: str) -> Manifest:
+    (container,) = one(render(VALUES), kind, name)["spec"]["template"]["spec"]["containers"]
+    found: Manifest = container
+    return found
+
+
+def container_of(builder: Builder, tag: str, mounts: dict[str, Path]) -> Container:
+    config = builder.inspect(tag)["Docker"]["config"]
+    return Container(builder.unpack(tag), dict(entry.split("=", 1) for entry in config["Env"]), mounts)
+
+
+@contextmanager
+def started(container: Container, spec: Manifest, log: Path, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("wb") as output:
+        command = container.command([*spec["command"], *spec["args"]], variables)
+        process = subprocess.Popen(command, stdout=output, stderr=output)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def until(answers: Callable[[], bool], process: subprocess.Popen[bytes], log: Path, seconds: float = 90) -> None:
+    limit = time.monotonic() + seconds
+    while not answers():
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < limit, log.read_text()
+        time.sleep(0.3)
+
+
+def check_image(builder: Builder, tag: str, part: str) -> None:
+    config: dict[str, Any] = builder.inspect(tag)["Docker"]["config"]
+    assert config["User"] == "10001:0"
+    assert config["Healthcheck"]["Test"]
+    labels = config["Labels"]
+    assert labels["org.opencontainers.image.title"] == f"fedrep-{part}"
+    assert labels["org.opencontainers.image.licenses"] == "Apache-2.0"
+    container = container_of(builder, tag, {})
+    assert container.run("fedrep", "--version").stdout.startswith("fedrep ")
+    for tool in ("pip", "pip3", "gcc", "cc", "make"):
+        assert container.run("sh", "-c", f"command -v {tool}").returncode != 0, tool
+    assert container.run("sh", "-c", "echo x > /opt/fedrep/x").returncode != 0
+    assert container.run("sh", "-c", "echo x > /var/lib/fedrep/x").returncode != 0, "the root must be read-only"
+    assert container.run("id", "-u").stdout.strip() == "10001"
+    listed = json.loads(container.run("cat", "/opt/fedrep/sbom.json").stdout)
+    assert "pkg:pypi/fedrep" in {component["purl"].split("@")[0] for component in listed["components"]}
+
+
+def test_the_server_image_is_slim_and_starts_as_the_charts_pod(builder: Builder, server: str, home: Path, tmp_path: Path) -> None:
+    check_image(builder, server, "server")
+    mounts = {
+        "/etc/fedrep/config": home / "fed-fedrep-server",
+        "/etc/fedrep/identity": home / "server-identity",
+        "/var/lib/fedrep": home / "server-data",
+    }
+    container = container_of(builder, server, mounts)
+    assert container.run("python3", "-c", "import torch").returncode != 0
+    spec, log = pod_container("fed-fedrep-server", "StatefulSet"), tmp_path / "server.log"
+    with started(container, spec, log) as process:
+        probe = ["fedrep", "server", "health", "--config", "/etc/fedrep/config/server.toml"]
+        until(lambda: container.run(*probe).returncode == 0, process, log)
+    assert (home / "server-data" / "fedrep.sqlite3").stat().st_uid == 10001
+
+
+def test_the_dashboard_image_starts_as_the_charts_pod(builder: Builder, dashboard: str, home: Path, tmp_path: Path) -> None:
+    check_image(builder, dashboard, "dashboard")
+    mounts = {"/etc/fedrep/config": home / "fed-fedrep-dashboard", "/etc/fedrep/identity": home / "dashboard-identity"}
+    container = container_of(builder, dashboard, mounts)
+    assert container.run("python3", "-c", "import torch").returncode != 0
+    tokens = {f"FEDREP_DASHBOARD__{name}": name * 10 for name in ("ADMIN_TOKEN", "VIEWER_TOKEN", "SESSION_SECRET")}
+    spec, log = pod_container("fed-fedrep-dashboard", "Deployment"), tmp_path / "dashboard.log"
+
+    def page() -> bool:
+        try:
+            with urllib.request.urlopen("http://127.0.0.1:8080/", timeout=2) as answer:
+                return b"<script" in answer.read()
+        except OSError:
+            return False
+
+    with started(container, spec, log, **tokens) as process:
+        until(page, process, log)
+
+
+@pytest.mark.skipif(os.environ.get("FEDREP_TEST_CLIENT_IMAGE") == "0", reason="FEDREP_TEST_CLIENT_IMAGE=0 leaves torch out.")
+def test_the_client_image_starts_as_the_charts_pod(builder: Builder, home: Path, tmp_path: Path) -> None:
+    client = builder.build("client", "--build-arg", "VARIANT=cpu")
+    check_image(builder, client, "client")
+    mounts = {
+        "/etc/fedrep/config": home / "fed-fedrep-silo",
+        "/etc/fedrep/identity": home / "silo-identity",
+        "/var/lib/fedrep": home / "silo-data",
+    }
+    container = container_of(builder, client, mounts)
+    spec, log = pod_container("fed-fedrep-silo", "StatefulSet"), tmp_path / "silo.log"
+    with started(container, spec, log) as process:
+        until(lambda: (home / "silo-data" / "state" / ".lock").exists(), process, log)
+        until(lambda: "server_away" in log.read_text(), process, log)
+
+
+def test_the_contents_of_an_image_can_be_had_without_it(builder: Builder) -> None:
+    tag = builder.build("sbom", "--build-arg", "PART=dashboard")
+    assert BASE not in tag
+    listed = json.loads((builder.unpack(tag) / "sbom.json").read_text())
+    names = {component["name"] for component in listed["components"]}
+    assert {"fedrep", "fastapi"} <= names
+    assert "torch" not in names
