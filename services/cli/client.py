@@ -7,8 +7,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,6 +32,7 @@ app = typer.Typer(add_completion=False)
 
 DEFAULT_CONFIG = Path("client.toml")
 LEAVE_SECONDS = 10.0
+LOCK_ATTEMPTS, LOCK_PAUSE = 3, 0.2
 
 Config = Annotated[
     Path | None,
@@ -49,7 +50,7 @@ def client(context: typer.Context, config: Config = None) -> None:
     settings = read_settings(config)
     live = sys.stderr.isatty() and settings.log_json is not True
     configure_logging("client", settings.log_json, level="WARNING" if live else "INFO")
-    with lock_folder(settings.state):
+    with hold_folder(settings.state):
         asyncio.run(take_part(settings, live=live))
 
 
@@ -164,6 +165,17 @@ def read_settings(config: Path | None) -> ClientSettings:
             "No run is named. Set `run` in the silo's settings (fedrep client init writes a file), or FEDREP_CLIENT__RUN"
         )
     return settings
+
+
+@contextmanager
+def hold_folder(state: Path) -> Iterator[None]:
+    """The state folder for this process alone. `status`, which a health check may call, holds it for a moment too."""
+    for _ in range(LOCK_ATTEMPTS - 1):
+        if not _in_use(state):
+            break
+        time.sleep(LOCK_PAUSE)
+    with lock_folder(state):
+        yield
 
 
 def make_trainer(settings: ClientSettings) -> Trainer:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.text import Text
 
 if TYPE_CHECKING:
     from services.client.daemon import SiloDaemon
@@ -25,8 +26,8 @@ async def show_rounds(daemon: SiloDaemon | Evaluator, console: Console | None = 
             over = getattr(getattr(daemon, "reports", None), "rounds_over", 0)
             if over != shown:
                 shown = over
-                console.print(round_line(status))
-            line.update(phase_line(status))
+                console.print(Text(round_line(status)))
+            line.update(Text(phase_line(status)))  # not markup: a problem's text may hold brackets
             await asyncio.sleep(REFRESH_SECONDS)
 
 
@@ -38,7 +39,7 @@ def status_of(daemon: SiloDaemon | Evaluator) -> Mapping[str, Any]:
 
 def phase_line(status: Mapping[str, Any]) -> str:
     where = f"round {status['round']}: " if status.get("round") else ""
-    problem = f"  [red]{status['problem']}[/red]" if status.get("problem") else ""
+    problem = f"  problem: {status['problem']}" if status.get("problem") else ""
     accuracy = f"  accuracy {status['accuracy']:.4f}" if status.get("accuracy") is not None else ""
     return f"{where}{status['phase']}{accuracy}{problem}"
 

@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import json
 import re
 import signal
 import subprocess
 import sys
 import tomllib
+from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from services.cli.client_view import phase_line, round_line
+from fedrep.errors import CryptoError
+from services.cli.client import take_part
+from services.cli.client_view import phase_line, round_line, show_rounds
 from services.cli.main import main
 from services.cli.settings_file import commented_toml
 from services.client.config import ClientSettings, load_client_settings
+from services.client.trainers.settings import TrainerSettings
 from services.client.training import in_thread
 from services.identity.authority import certificate_request
+from services.identity.authority_server import Addresses, AuthorityServer
 from services.identity.certificates import Role
+from services.identity.enrolment import EnrolmentDesk
+from services.identity.folder import FederationAddresses
 from services.runtime.files import write_atomically
 from services.server.config import ServerSettings
 from tests.services.federation import REPOSITORY, Federation, StubTrainer, run_scenario, start_process
@@ -217,3 +227,72 @@ def test_a_renewed_certificate_is_used_without_a_restart_or_a_lost_round(tmp_pat
             assert [row.silos[0].status for row in await federation.rounds()] == ["on_time"] * 3
 
     run_scenario(scenario())
+
+
+def test_the_daemon_renews_its_certificate_by_itself_and_joins_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    federation = Federation.create(tmp_path, silos=3)
+    folder = federation.identity_folder("silo-0")
+    due = [dt.datetime.min.replace(tzinfo=dt.UTC)]  # the first certificate's two thirds are over, the next one's are not
+    later = dt.datetime.max.replace(tzinfo=dt.UTC)
+    monkeypatch.setattr("services.identity.upkeep.renewal_time", lambda _: due.pop() if due else later)
+
+    async def scenario() -> None:
+        authority = AuthorityServer(EnrolmentDesk(federation.authority), Addresses("127.0.0.1", 0, 0, 0))
+        await authority.start()
+        certificates = f"127.0.0.1:{authority.certificate_port}"
+        FederationAddresses("testers", federation.address, "", certificates).save(folder)
+        before = (folder / "cert.pem").read_bytes()
+        async with federation.serving():
+            await federation.create_run(rounds=2)
+            federation.write_client_toml(0)
+            trainer = TrainerSettings(user_code="stub_code:build", user_code_dir=tmp_path, options={"seconds": 0.3})
+            silo = asyncio.create_task(take_part(federation.settings(0, trainer=trainer)))
+            others = [asyncio.create_task(federation.daemon(number).run()) for number in (1, 2)]
+            await asyncio.gather(silo, *others)
+            assert (await federation.summary()).rounds_applied == 2
+        await authority.stop(0)
+        assert (folder / "cert.pem").read_bytes() != before
+
+    run_scenario(scenario())
+
+
+def test_a_revoked_silo_stops_with_the_reason(tmp_path: Path) -> None:
+    federation = Federation.create(tmp_path, silos=3)
+
+    async def scenario() -> None:
+        async with federation.serving():
+            await federation.create_run(rounds=1)
+            waiting = asyncio.create_task(federation.daemon(0).run())
+            await federation.until(lambda status: status.silos[0].state == "present")
+            federation.authority.revoke("silo-0")
+            crl = (federation.authority.folder / "crl.pem").read_bytes()
+            write_atomically(federation.identity_folder("server") / "crl.pem", crl, 0o644)
+            with pytest.raises(CryptoError, match="revoked"):
+                await waiting
+
+    run_scenario(scenario())
+
+
+def test_the_terminal_shows_each_finished_round_once() -> None:
+    daemon = SimpleNamespace(reports=SimpleNamespace(rounds_over=0, status={"phase": "training", "round": 1}))
+    screen = StringIO()
+
+    async def scenario() -> None:
+        view = asyncio.create_task(show_rounds(daemon, Console(file=screen, force_terminal=True, width=120)))  # type: ignore[arg-type]
+        await asyncio.sleep(0.1)
+        daemon.reports.status |= {
+            "last_round": 1,
+            "outcome": "applied",
+            "bytes_sent": 10,
+            "epsilon_total": 2.0,
+            "phase": "between",
+        }
+        daemon.reports.rounds_over = 1
+        await asyncio.sleep(0.6)
+        view.cancel()
+        await asyncio.gather(view, return_exceptions=True)
+
+    asyncio.run(scenario())
+    assert screen.getvalue().count("round 1  applied  10 bytes sent  epsilon spent 2.00") == 1
+    assert "round 1: training" in screen.getvalue()
+    assert "problem: no [/key] 5" in screen.getvalue()
