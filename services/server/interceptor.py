@@ -1,28 +1,32 @@
 """One gate for every RPC: who calls, may they, how many bytes pass, and every error as a status with a reason.
 
-An open stream is cut within a second of its caller's certificate being revoked.
+A call that stays open is looked at once a second: it is cut when its caller's certificate was revoked or has expired.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import grpc
 import structlog
 
 from fedrep.errors import CryptoError, DecodeError, FedrepError
 from services.identity.certificates import PeerCertificate, Role, TrustStore
-from services.identity.peer import peer_certificate, until_unwelcome
+from services.identity.peer import peer_certificate
+from services.identity.revocation import Revocations
 from services.runtime.status import LONGEST_TEXT, abort_with
 from services.server.permissions import PERMISSIONS, PUBLIC_SERVICES
 
 log = structlog.get_logger(__name__)
+
+SWEEP_SECONDS = 1.0
+MOST_JUDGEMENTS = 4096
 
 
 @dataclass
@@ -59,8 +63,56 @@ def concerns_run(name: str) -> None:
 
 class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     def __init__(self, trust: TrustStore, meter: Meter) -> None:
-        self._trust = trust
-        self._meter = meter
+        self.trust = trust
+        self.meter = meter
+        self._known: dict[object, tuple[PeerCertificate, Revocations, float]] = {}
+        self._handlers: dict[str, Handler] = {}
+        self._open: set[_Call] = set()
+        self._sweeping = False
+
+    def admit(self, context: Context, roles: tuple[Role, ...]) -> PeerCertificate:
+        """The caller's certificate. A judgement stands for a second, unless a new revocation list arrives before."""
+        presented = Presented(context.auth_context())
+        key = (presented.shown, roles)
+        known = self._known.get(key)
+        now = time.monotonic()
+        if known is not None and known[1] is self.trust.revoked and now < known[2]:
+            return known[0]
+        peer = peer_certificate(presented, self.trust, roles)
+        if len(self._known) >= MOST_JUDGEMENTS:
+            self._known.clear()
+        self._known[key] = (peer, self.trust.revoked, now + SWEEP_SECONDS)
+        return peer
+
+    def opened(self, call: _Call) -> None:
+        self._open.add(call)
+        if not self._sweeping:
+            self._sweeping = True
+            asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._sweep)
+
+    def closed(self, call: _Call) -> None:
+        self._open.discard(call)
+
+    def _sweep(self) -> None:
+        """Cuts the calls of everyone who is no longer welcome."""
+        judged: dict[bytes, CryptoError | None] = {}
+        for call in list(self._open):
+            chain = call.peer.chain
+            if chain not in judged:
+                judged[chain] = self._unwelcome(chain)
+            unwelcome = judged[chain]
+            if unwelcome is not None:
+                call.cut(unwelcome)
+        self._sweeping = bool(self._open)
+        if self._sweeping:
+            asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._sweep)
+
+    def _unwelcome(self, chain: bytes) -> CryptoError | None:
+        try:
+            self.trust.verify(chain)
+        except CryptoError as error:
+            return error
+        return None
 
     async def intercept_service(
         self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]], details: grpc.HandlerCallDetails
@@ -69,8 +121,9 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         method: str = details.method
         if handler is None or method.startswith(PUBLIC_SERVICES):
             return handler
-        roles = tuple(PERMISSIONS.get(method, frozenset()))
-        return self._wrapped(handler, method, roles)
+        if method not in self._handlers:
+            self._handlers[method] = self._wrapped(handler, method, tuple(PERMISSIONS.get(method, frozenset())))
+        return self._handlers[method]
 
     def _wrapped(self, handler: Any, method: str, roles: tuple[Role, ...]) -> Handler:
         """The same kind of handler, with the gate in front. It takes and gives bytes: nothing is decoded for a stranger."""
@@ -108,12 +161,23 @@ class Coding:
             raise DecodeError("these bytes are not a message of this call; update the program that sent them") from error
 
 
+class Presented:
+    """What a connection shows, asked for once: gRPC builds it anew at every question."""
+
+    def __init__(self, properties: Mapping[str, Iterable[bytes]]) -> None:
+        self._properties = properties
+        names = ("ssl_tls_version", "x509_pem_cert", "x509_pem_cert_chain")
+        self.shown = tuple(tuple(properties.get(name, ())) for name in names)
+
+    def auth_context(self) -> Mapping[str, Iterable[bytes]]:
+        return self._properties
+
+
 class _Call:
     """One RPC in progress."""
 
     def __init__(self, gate: Gate, method: str, roles: tuple[Role, ...], coding: Coding, context: Context) -> None:
-        self._trust = gate._trust
-        self._meter = gate._meter
+        self._gate = gate
         self._method = method
         self._roles = roles
         self._coding = coding
@@ -122,20 +186,26 @@ class _Call:
         self._down = 0
         self._started = time.monotonic()
         self._notes: CallNotes | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._unwelcome: CryptoError | None = None
+
+    @property
+    def peer(self) -> PeerCertificate:
+        assert self._notes is not None
+        return self._notes.peer
+
+    def cut(self, reason: CryptoError) -> None:
+        if self._unwelcome is None and self._task is not None:
+            self._unwelcome = reason
+            self._task.cancel()
 
     async def unary(self, behaviour: Callable[..., Awaitable[Any]], request: Any) -> bytes | None:
         response = None
         try:
             self._admit()
-            response = self._sent(await self._guarded(behaviour(self._received(request), self._context)))
-        except FedrepError as error:
-            self._finish(error.status, error)
-            await abort_with(self._context, error)
-        except asyncio.CancelledError:
-            self._finish("CANCELLED")
-            raise
-        except Exception as error:
-            await self._fail(error)
+            response = self._sent(await behaviour(self._received(request), self._context))
+        except BaseException as error:
+            await self._ended_by(error)
         self._finish("OK")
         return response
 
@@ -143,46 +213,31 @@ class _Call:
         try:
             self._admit()
             async with aclosing(behaviour(self._received(request), self._context)) as responses:
-                while True:
-                    try:
-                        response = await self._guarded(anext(responses))
-                    except StopAsyncIteration:
-                        break
+                async for response in responses:
                     yield self._sent(response)
-        except FedrepError as error:
-            self._finish(error.status, error)
-            await abort_with(self._context, error)
-        except (asyncio.CancelledError, GeneratorExit):
-            self._finish("CANCELLED")
-            raise
-        except Exception as error:
-            await self._fail(error)
+        except BaseException as error:
+            await self._ended_by(error)
         self._finish("OK")
 
     def _admit(self) -> None:
-        self._notes = CallNotes(peer_certificate(self._context, self._trust, self._roles))
+        self._notes = CallNotes(self._gate.admit(self._context, self._roles))
         _notes.set(self._notes)
+        self._task = asyncio.current_task()
+        self._gate.opened(self)
 
-    async def _guarded(self, work: Awaitable[Any]) -> Any:
-        """Quick calls are not watched; one that waits is watched for revocation."""
-        assert self._notes is not None
-        task = asyncio.ensure_future(work)
-        try:
-            await asyncio.wait({task}, timeout=1.0)
-            if not task.done():
-                await self._watched(task, self._notes.peer)
-            return task.result()
-        finally:
-            await _put_down(task)
-
-    async def _watched(self, task: asyncio.Future[Any], peer: PeerCertificate) -> None:
-        watch = asyncio.ensure_future(until_unwelcome(self._trust, peer))
-        try:
-            await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                raise watch.result()
-        finally:
-            await _put_down(watch)
+    async def _ended_by(self, error: BaseException) -> NoReturn:
+        """Always raises: the status for the caller, or what must not be caught."""
+        if isinstance(error, asyncio.CancelledError) and self._unwelcome is not None and self._task is not None:
+            self._task.uncancel()
+            error = self._unwelcome
+        if isinstance(error, FedrepError):
+            self._finish(error.status, error)
+            await abort_with(self._context, error)
+        self._finish("INTERNAL" if isinstance(error, Exception) else "CANCELLED")
+        if isinstance(error, Exception):
+            log.error("rpc_failed", method=self._method, exc_info=error)
+            await abort_with(self._context, FedrepError("the server met an unexpected error; its log has the details"))
+        raise error
 
     def _received(self, request: Any) -> Any:
         return self._one_received(request) if isinstance(request, bytes) else self._stream_received(request)
@@ -200,29 +255,14 @@ class _Call:
         self._down += len(data)
         return data
 
-    async def _fail(self, error: Exception) -> None:
-        log.exception("rpc_failed", method=self._method)
-        hidden = FedrepError("the server met an unexpected error; its log has the details")
-        self._finish("INTERNAL")
-        await abort_with(self._context, hidden)
-        raise AssertionError from error
-
     def _finish(self, code: str, error: FedrepError | None = None) -> None:
         name = self._notes.peer.identity.name if self._notes is not None else ""
         run = self._notes.run if self._notes is not None else ""
         seconds = time.monotonic() - self._started
-        self._meter.called(self._method, name, run, code, seconds, self._up, self._down)
+        self._gate.closed(self)
+        self._gate.meter.called(self._method, name, run, code, seconds, self._up, self._down)
         if error is not None:
             level = "warning" if isinstance(error, CryptoError) else "info"
             getattr(log, level)(
                 "refused", method=self._method.rsplit("/")[-1], caller=name, reason=error.reason, why=str(error)[:LONGEST_TEXT]
             )
-
-
-async def _put_down(task: asyncio.Future[Any]) -> None:
-    """Cancelled if it still runs, and really over when this returns: a generator cannot be closed while it runs."""
-    if not task.done():
-        task.cancel()
-        await asyncio.wait({task})
-        if not task.cancelled():
-            task.exception()

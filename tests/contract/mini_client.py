@@ -173,7 +173,8 @@ class MiniSilo:
     def enter(self, manifest: pb.RoundManifest) -> None:
         self.manifest = manifest
         self.roster = {entry.name: entry for entry in manifest.roster}
-        self.session = self.sessions[self.roster[self.name].session_key] if self.name in self.roster else self.session
+        if self.name in self.roster:
+            self.session = self.sessions.get(self.roster[self.name].session_key, self.session)
         self.c1 = digest("fedrep/c1", manifest.run, manifest.round, pairs(manifest))
         self.threshold = 2 * len(manifest.roster) // 3 + 1
 
