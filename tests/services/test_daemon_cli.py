@@ -280,13 +280,8 @@ def test_the_terminal_shows_each_finished_round_once() -> None:
     async def scenario() -> None:
         view = asyncio.create_task(show_rounds(daemon, Console(file=screen, force_terminal=True, width=120)))  # type: ignore[arg-type]
         await asyncio.sleep(0.1)
-        daemon.reports.status |= {
-            "last_round": 1,
-            "outcome": "applied",
-            "bytes_sent": 10,
-            "epsilon_total": 2.0,
-            "phase": "between",
-        }
+        daemon.reports.status |= {"problem": "no [/key] 5", "last_round": 1, "outcome": "applied"}
+        daemon.reports.status |= {"bytes_sent": 10, "epsilon_total": 2.0}
         daemon.reports.rounds_over = 1
         await asyncio.sleep(0.6)
         view.cancel()
