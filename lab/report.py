@@ -1,6 +1,6 @@
 """What the lab found, on one page: each figure beside the paper's claim, the verdict, and the numbers behind it.
 
-The HTML page has everything inside; the Markdown folder holds the same as a page and PNG files, for a repository.
+The HTML page has everything inside; the Markdown folder holds the same as a page, PNG files and CSV tables, for a repository.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from fedrep.errors import NotFoundError
 from lab.catalogue import Experiment, load_experiments, load_presets
 from lab.figures import draw
-from lab.results import Result, ResultFolder
+from lab.results import Result, ResultFolder, tables_of
 from lab.scores import values_of
 from lab.verdicts import Verdict, judge
 from services.runtime.files import write_atomically
@@ -107,5 +107,7 @@ def _write_markdown(folder: Path, templates: Environment, facts: dict[str, Any],
     for section in sections:
         if section.figure is not None:
             write_atomically(folder / f"{section.experiment.name}.png", section.figure, mode=0o644)
+        for name, text in tables_of(section.experiment.name, section.results).items():
+            write_atomically(folder / name, text.encode(), mode=0o644)
     plain = templates.overlay(autoescape=False)
     write_atomically(folder / "verdicts.md", plain.get_template("verdicts.md.j2").render(facts).encode(), mode=0o644)

@@ -85,20 +85,8 @@ class ResultFolder:
         return sorted(path.name for path in self.root.iterdir() if path.is_dir()) if self.root.is_dir() else []
 
     def write_tables(self, experiment: str, preset: str) -> None:
-        """`EXPERIMENT.csv` with one row per cell, and `EXPERIMENT-history.csv` with one per evaluation."""
-        found = self.load(experiment, preset)
-        folder = self.root / preset
-        cells, history = [], []
-        for result in found:
-            key = {"key": result.cell.key()}
-            settings = {name: _flat(value) for name, value in result.cell.plain().items()}
-            code = {f"code_{name}": value for name, value in result.code.items()}
-            times = {"seconds": result.seconds, "cpu_seconds": result.cpu_seconds, "parameters": result.parameters}
-            cells.append({**key, **settings, **{f"result_{name}": v for name, v in result.metrics.items()}, **times, **code})
-            history += [{**key, **point} for point in result.history]
-        for name, rows in ((experiment, cells), (f"{experiment}-history", history)):
-            if rows:
-                write_atomically(folder / f"{name}.csv", to_csv(rows).encode(), mode=0o644)
+        for name, text in tables_of(experiment, self.load(experiment, preset)).items():
+            write_atomically(self.root / preset / name, text.encode(), mode=0o644)
 
     def _read(self, path: Path) -> Result:
         try:
@@ -116,6 +104,20 @@ class ResultFolder:
             )
         except (ValueError, KeyError, TypeError) as error:
             raise DecodeError(f"{path} is not the result of a cell ({error}); remove it and run the experiment again.") from error
+
+
+def tables_of(experiment: str, results: Iterable[Result]) -> dict[str, str]:
+    """`EXPERIMENT.csv` with one row per cell, and `EXPERIMENT-history.csv` with one per evaluation."""
+    cells, history = [], []
+    for result in results:
+        key = {"key": result.cell.key()}
+        settings = {name: _flat(value) for name, value in result.cell.plain().items()}
+        code = {f"code_{name}": value for name, value in result.code.items()}
+        times = {"seconds": result.seconds, "cpu_seconds": result.cpu_seconds, "parameters": result.parameters}
+        cells.append({**key, **settings, **{f"result_{name}": v for name, v in result.metrics.items()}, **times, **code})
+        history += [{**key, **point} for point in result.history]
+    named = {f"{experiment}.csv": cells, f"{experiment}-history.csv": history}
+    return {name: to_csv(rows) for name, rows in named.items() if rows}
 
 
 def to_csv(rows: Iterable[Mapping[str, Any]]) -> str:

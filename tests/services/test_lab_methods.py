@@ -91,7 +91,7 @@ def test_a_silo_that_falls_silent_keeps_its_whole_update() -> None:
         silos_sent = np.median(gone[step.indices] / step.values) if step.indices is not None and step.indices.size else 0.0
         opened_all &= bool(round(float(silos_sent)) == cell.m)
         total += silos_sent * dense(step)
-    np.testing.assert_allclose(total + fedrep.memory.sum(axis=0), trained, atol=2e-3)  # type: ignore[attr-defined]
+    np.testing.assert_allclose(total + fedrep.memory.sum(axis=0), trained, atol=2e-3)  # type: ignore[attr-defined, arg-type]
     assert not opened_all
 
 
