@@ -283,14 +283,16 @@ def _render_audit(result: Mapping[str, Any]) -> Any:
     for entry in result["entries"]:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(entry["at"]))
         rest = {key: value for key, value in entry.items() if key not in ("at", "round", "what", "bytes")}
-        details = ", ".join(f"{key} {_short(value)}" for key, value in rest.items() if value is not None)
+        details = ", ".join(f"{key} {_short(key, value)}" for key, value in rest.items())
         table.add_row(when, str(entry["round"] or ""), entry["what"], str(entry["bytes"]), details)
     return table
 
 
-def _short(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.3f}"
+def _short(key: str, value: Any) -> str:
+    if key == "epsilon_total":
+        from services.cli.client_view import shown_epsilon
+
+        return shown_epsilon(value)
     return ", ".join(value) if isinstance(value, list) else str(value)
 
 

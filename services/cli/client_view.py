@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
+
+from fedrep.privacy import shown
 
 if TYPE_CHECKING:
     from services.client.daemon import SiloDaemon
@@ -53,9 +56,12 @@ def round_line(status: Mapping[str, Any]) -> str:
         parts.append(f"loss {status['train_loss']:.4f}")
     parts.append(f"{status['bytes_sent']:,} bytes sent")
     if status.get("epsilon_left") is not None:
-        parts.append(f"epsilon left {status['epsilon_left']:.2f}")
-    elif status.get("epsilon_total") is None:
-        parts.append("epsilon: no guarantee")
+        parts.append(f"epsilon left {math.floor(100 * status['epsilon_left']) / 100:.2f}")
     else:
-        parts.append(f"epsilon spent {status['epsilon_total']:.2f}")
+        parts.append(f"epsilon spent {shown_epsilon(status['epsilon_total'])}")
     return "  ".join(parts)
+
+
+def shown_epsilon(total: float | str) -> str:
+    """Never smaller than it is."""
+    return total if isinstance(total, str) else shown(total)

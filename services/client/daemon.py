@@ -31,7 +31,7 @@ from services.client.drill import Drill
 from services.client.peers import Peers, check_round_signature, check_run_signature
 from services.client.reports import Reports
 from services.client.sessions import RosterWatch, Sessions
-from services.client.state import StateFolder
+from services.client.state import StateFolder, spent_epsilon
 from services.client.trainer import Trainer
 from services.client.training import Training, TrainingFailedError
 from services.identity.certificates import Credentials, TrustStore
@@ -201,8 +201,8 @@ class SiloDaemon:
         self.reports.phase(manifest.round, "proposing")
         self.speaking = True
         try:
-            epsilon = self.books.journal.ledger.total
-            await self.connection.propose(step.message, coordinates=manifest.per_silo, epsilon_total=epsilon)
+            spent = spent_epsilon(self.books.journal.ledger)
+            await self.connection.propose(step.message, coordinates=manifest.per_silo, epsilon_total=spent)
         except (ProtocolError, RefusedError) as error:
             log.info("proposal_late", round=manifest.round, why=str(error))
         return step

@@ -19,7 +19,7 @@ from fedrep.wire.v1 import federation_pb2 as pb
 from services.client.books import Books
 from services.client.config import ClientSettings
 from services.client.connection import Connection, Joined
-from services.client.state import StateFolder
+from services.client.state import StateFolder, spent_epsilon
 from services.client.training import Trained, Training, TrainingFailedError, in_thread
 
 log = structlog.get_logger(__name__)
@@ -109,7 +109,7 @@ class Reports:
             "model_version": update.model_version,
             "train_loss": loss,
             "bytes_sent": sent,
-            "epsilon_total": ledger.total if ledger.rounds else 0.0,
+            "epsilon_total": spent_epsilon(ledger),
             "epsilon_left": None if budget is None or ledger.total is None else budget - ledger.total,
             "pending_rounds": len(books.memory.pending),
             "given_up": given_up,

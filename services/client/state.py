@@ -166,8 +166,7 @@ class StateFolder:
         except (OSError, ValueError):
             shown = {"phase": "never started"}
         journal = self.journal()
-        spent = journal.ledger.total if journal.ledger.rounds else 0.0
-        return shown | {"last_spoken_round": journal.last_round, "epsilon_total": spent}
+        return shown | {"last_spoken_round": journal.last_round, "epsilon_total": spent_epsilon(journal.ledger)}
 
     def run_to_leave(self) -> str:
         """Like `journal().run`, but a journal that cannot be read is no reason to keep it."""
@@ -181,6 +180,13 @@ class StateFolder:
             (self.folder / name).unlink(missing_ok=True)
         for path in (self._memory, self._model, self._journal):
             path.unlink(missing_ok=True)
+
+
+def spent_epsilon(ledger: Ledger) -> float | str:
+    """For people and programs alike: a number, or "none" once a proposal went out without any guarantee (alpha = 0)."""
+    if not ledger.rounds:
+        return 0.0
+    return ledger.total if ledger.total is not None else "none"
 
 
 def _pending_notes(pending: Pending) -> dict[str, Any]:

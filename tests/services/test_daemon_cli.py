@@ -82,7 +82,8 @@ def test_relative_paths_start_at_the_settings_file(tmp_path: Path) -> None:
 def test_a_round_is_one_calm_line() -> None:
     status = {"last_round": 7, "outcome": "applied", "reason": "", "train_loss": 0.25, "bytes_sent": 2048, "epsilon_left": 1.5}
     assert round_line(status) == "round 7  applied  loss 0.2500  2,048 bytes sent  epsilon left 1.50"
-    assert "no guarantee" in round_line(status | {"epsilon_left": None, "epsilon_total": None})
+    assert round_line(status | {"epsilon_left": None, "epsilon_total": "none"}).endswith("epsilon spent none")
+    assert round_line(status | {"epsilon_left": 1.509}).endswith("left 1.50"), "rounded towards less"
     assert phase_line({"round": 8, "phase": "training"}) == "round 8: training"
 
 
@@ -288,6 +289,6 @@ def test_the_terminal_shows_each_finished_round_once() -> None:
         await asyncio.gather(view, return_exceptions=True)
 
     asyncio.run(scenario())
-    assert screen.getvalue().count("round 1  applied  10 bytes sent  epsilon spent 2.00") == 1
+    assert screen.getvalue().count("round 1  applied  10 bytes sent  epsilon spent 2") == 1
     assert "round 1: training" in screen.getvalue()
     assert "problem: no [/key] 5" in screen.getvalue()
