@@ -55,7 +55,26 @@ def init(path: Annotated[Path, typer.Argument(help="File to write.")] = Path("ru
     """Write a run file with every setting, its default and what it means."""
     values = {"name": "first-run", "silos": ["hospital-a", "hospital-b", "hospital-c", "hospital-d"]}
     write_new(path, commented_toml(RunConfig, "A FedREP run. Every commented line shows the default.", values))
-    print(f"Wrote {path}. Next: fedrep run create --config {path} --model init.safetensors")
+    print(
+        f"Wrote {path}. Next: fedrep run model init.safetensors, then fedrep run create --config {path} --model init.safetensors"
+    )
+
+
+@app.command("model")
+def initial_model(
+    target: Annotated[Path, typer.Argument(help="File to write, safetensors.")],
+    config: Annotated[Path | None, typer.Option("--config", help="Settings of a silo, whose [trainer] makes the model.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write the parameters a run starts from, as the silos' trainer makes them; the same settings give the same ones."""
+    from services.client.config import load_client_settings
+    from services.client.layout import write_model
+    from services.client.trainers.build import build_trainer
+
+    trainer = build_trainer(load_client_settings(config).trainer)
+    vector = trainer.initial()
+    write_model(target, trainer.layout, vector)
+    emit({"file": str(target), "parameters": vector.size}, as_json, lambda r: f"Wrote {r['file']}, {r['parameters']} parameters.")
 
 
 @app.command()

@@ -85,6 +85,7 @@ def lock_holders(database: str) -> list[int]:
         return [row[0] for row in rows]
 
 
+@pytest.mark.slow
 def test_a_killed_leader_is_replaced_mid_round_and_again_and_the_silos_go_on_by_themselves(replicas: Replicas) -> None:
     async def scenario() -> None:
         first = replicas.start("first")
@@ -111,6 +112,7 @@ def test_a_killed_leader_is_replaced_mid_round_and_again_and_the_silos_go_on_by_
     run_scenario(scenario())
 
 
+@pytest.mark.slow
 def test_a_leader_that_was_frozen_while_another_took_over_writes_nothing_and_ends(replicas: Replicas) -> None:
     async def scenario() -> None:
         first = replicas.start("first")
@@ -138,6 +140,7 @@ def test_a_leader_that_was_frozen_while_another_took_over_writes_nothing_and_end
     run_scenario(scenario())
 
 
+@pytest.mark.slow
 def test_a_leader_cut_off_from_the_database_steps_down_before_the_standby_acts(replicas: Replicas) -> None:
     async def scenario() -> None:
         parts = urlsplit(replicas.database)
