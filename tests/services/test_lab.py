@@ -230,3 +230,35 @@ def test_a_verdict_takes_the_best_rate_and_the_mean_over_seeds() -> None:
 
 def _outcomes(folder: Path, experiment: str) -> dict[str, Any]:
     return {result.cell.key(): (result.metrics, result.history) for result in ResultFolder(folder).load(experiment, "smoke")}
+
+
+def test_the_paper_preset_trains_resnet_20_on_cifar_10_files(tmp_path: Path) -> None:
+    import numpy as np
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    for part, count in (("train", 4), ("test", 1)):
+        for label in range(10):
+            folder = tmp_path / "cifar10" / part / f"class-{label}"
+            folder.mkdir(parents=True)
+            for number in range(count):
+                Image.fromarray(rng.integers(0, 256, size=(32, 32, 3), dtype=np.uint8)).save(folder / f"{number}.jpg")
+    changes = {
+        "epochs": 0,
+        "rounds": 1,
+        "evaluations": 1,
+        "m": 4,
+        "f": 0,
+        "batch_size": 4,
+        "attack": "none",
+        "rate": 0.1,
+        "seed": 0,
+    }
+    experiments = load_experiments(["alpha_cclip"])
+    cells = experiments[0].cells("paper", {**changes, "alpha": 0.5})
+    assert len(cells) == 1
+    plan = Plan("paper", tmp_path / "out", tmp_path, changes={**changes, "alpha": 0.5})
+    assert run_experiments(experiments, plan, QUIET)["ran"] == 1
+    (result,) = ResultFolder(tmp_path / "out").load("alpha_cclip", "paper")
+    assert result.parameters == 272_474
+    assert 0 < result.metrics["gamma"] <= 0.05
