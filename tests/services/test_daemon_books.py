@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import grpc
 import numpy as np
 import pytest
+import structlog
 
 from fedrep.errors import RefusedError, SettingsError
 from fedrep.protocol.error_memory import ErrorMemory
 from fedrep.protocol.model_state import ModelState
 from services.client.audit import Audit
 from services.client.books import Books
+from services.client.config import ClientSettings
+from services.client.connection import ServerAwayError, connect
 from services.client.sessions import RosterWatch, Sessions
 from services.client.state import KEPT_ROUNDS, Journal, StateFolder
 from services.client.training import Trained
@@ -127,3 +131,18 @@ def test_a_session_key_is_erased_once_a_manifest_lists_its_successor() -> None:
     sessions.forget_before(second.public)
     assert list(sessions.keys) == [second.public]
     assert first.public not in sessions.keys
+
+
+def test_a_server_that_stays_away_is_mentioned_once_a_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    connection = connect(ClientSettings(run="run", state=tmp_path, give_up_after=1000))
+    nothing = grpc.aio.Metadata()
+    error = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, "connection refused")
+    with structlog.testing.capture_logs() as lines:
+        for second in range(0, 125, 5):
+            with monkeypatch.context() as clock:
+                clock.setattr("services.client.connection.time.monotonic", lambda second=second: 10.0 + second)
+                connection._note_away(second, error)
+    assert [line["seconds"] for line in lines] == [0, 60, 120]
+    assert connection.lost
+    with pytest.raises(ServerAwayError, match="fedrep doctor"):
+        connection._note_away(1001, error)
