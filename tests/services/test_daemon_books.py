@@ -136,7 +136,7 @@ def test_a_session_key_is_erased_once_a_manifest_lists_its_successor() -> None:
 def test_a_server_that_stays_away_is_mentioned_once_a_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     connection = connect(ClientSettings(run="run", state=tmp_path, give_up_after=1000))
     nothing = grpc.aio.Metadata()
-    error = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, "connection refused")
+    error = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, "connection refused", None)
     with structlog.testing.capture_logs() as lines:
         for second in range(0, 125, 5):
             with monkeypatch.context() as clock:
