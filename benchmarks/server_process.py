@@ -42,7 +42,7 @@ def timed(kind: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 def install_timers() -> None:
     """By name, where each function is looked up: the code under test is not changed for being measured."""
-    from fedrep.protocol import server_round, server_rules
+    from fedrep.protocol import server_round, server_rules, share_book
     from fedrep.secagg.keys import P256VerifyKey
     from services.server import run_driver
     from services.server.journal import Journal
@@ -69,7 +69,7 @@ def install_timers() -> None:
         (server_round, "combine_buffers", "aggregation"),
         (server_round, "open_buffer", "unmasking"),
         (server_round, "masks_left_in_sum", "unmasking"),
-        (server_round.ShareBook, "recover", "shares"),
+        (share_book.ShareBook, "recover", "shares"),
         (server_round.ServerRound, "receive", "protocol"),
         (run_driver, "close_round", "closing the round"),
     ]

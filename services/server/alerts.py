@@ -9,9 +9,11 @@ import httpx
 import structlog
 
 from fedrep.errors import FedrepError
+from fedrep.protocol.manifests import SiloName
 from services.server.closing import RunState
 from services.server.coordinator import Coordinator
 from services.server.run_driver import RunDriver
+from services.server.views import smallest_budget
 
 log = structlog.get_logger(__name__)
 
@@ -38,6 +40,7 @@ class _Watch:
         self._settings = coordinator.settings.alerts
         self._raised: set[tuple[str, str]] = set()
         self._sent: dict[str, int] = {}
+        self._away_since: dict[tuple[str, str], float] = {}
 
     async def check(self) -> None:
         for driver in self._coordinator.drivers:
@@ -51,13 +54,22 @@ class _Watch:
         stalled = quiet > self._settings.stalled_after
         await self._alert(driver, "stalled", stalled, f"no round has ended for {quiet:.0f} seconds")
         if driver.state is RunState.RUNNING:
-            for name, standing in driver.attendance.standings.items():
-                missing = not standing.present and name not in driver.attendance.excluded
-                await self._alert(driver, "silo_missing", missing, f"{name} does not answer", name)
+            for name in driver.manifest.silos:
+                await self._alert(driver, "silo_missing", self._is_missing(driver, name), f"{name} does not answer", name)
         figures = await asyncio.to_thread(self._coordinator.store.summary, driver.manifest.name)
-        budget, spent = figures.epsilon_budget, figures.epsilon_total
+        budget, spent = smallest_budget(driver.journal.options, figures), figures.epsilon_total
         near = budget is not None and spent is not None and spent >= self._settings.epsilon_warning * budget
         await self._alert(driver, "epsilon_budget", near, f"epsilon {spent} of a budget of {budget} is spent")
+
+    def _is_missing(self, driver: RunDriver, name: SiloName) -> bool:
+        """For a while, not just now: after a restart of the server everybody is away for a moment."""
+        standing = driver.attendance.standings.get(name)
+        here = standing is not None and standing.present
+        if here or name in driver.attendance.excluded:
+            self._away_since.pop((driver.manifest.name, name), None)
+            return False
+        since = self._away_since.setdefault((driver.manifest.name, name), time.monotonic())
+        return time.monotonic() - since >= self._settings.missing_after
 
     async def _alert(self, driver: RunDriver, kind: str, active: bool, text: str, silo: str = "") -> None:
         key = (driver.manifest.name, f"{kind}/{silo}")

@@ -24,6 +24,9 @@ class Alerts(Section):
 
     webhook: str | None = Field(default=None, description="URL that gets a JSON POST for every alert")
     stalled_after: float = Field(default=600, gt=0, description="seconds without a finished round until a run counts as stalled")
+    missing_after: float = Field(
+        default=60, ge=0, description="seconds a silo of a running run may be away until it counts as missing"
+    )
     epsilon_warning: float = Field(default=0.9, gt=0, le=1, description="share of an epsilon budget at which a warning is raised")
 
 

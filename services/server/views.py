@@ -30,12 +30,19 @@ def run_summary(driver: RunDriver, stored: StoredRun, figures: RunFigures) -> pb
         bytes_up=figures.bytes_up,
         bytes_down=figures.bytes_down,
         epsilon_total=figures.epsilon_total,
-        epsilon_budget=figures.epsilon_budget,
+        epsilon_budget=smallest_budget(driver.journal.options, figures),
         silos_present=sum(1 for standing in driver.attendance.standings.values() if standing.present),
         silos_allowed=len(driver.manifest.silos),
         aggregator=driver.manifest.aggregator,
         drills=driver.manifest.drills,
         best_accuracy=figures.best_accuracy,
+    )
+
+
+def smallest_budget(options: pb.RunOptions, figures: RunFigures) -> float | None:
+    """The run's own budget or the smallest one a silo has reported, whichever ends the run's rounds first."""
+    return min(
+        (budget for budget in (options.epsilon_budget or None, figures.epsilon_budget) if budget is not None), default=None
     )
 
 

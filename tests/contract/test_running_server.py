@@ -239,13 +239,13 @@ def test_alerts_are_events_and_reach_the_webhook_once(
 ) -> None:
     url, got = webhook
     monkeypatch.setattr(alerts, "CHECK_SECONDS", 0.05)
-    options = {"webhook": url, "stalled_after": 0.4, "epsilon_warning": 0.01}
+    options = {"webhook": url, "stalled_after": 0.4, "missing_after": 0.05, "epsilon_warning": 0.001}
     with LiveServer(people, tmp_path, alerts=options) as live:
         live.create_run("watched", stop=StopConfig(epsilon_budget=1000.0))
         silos = joined(live, "watched")
         play_round(silos, wait_for_round(live, "watched"), STEP)
         silos[3].stub.Leave(pb.LeaveRequest(run=silos[3].run))
-        wait_until(lambda: {"stalled", "silo_missing"} <= {alert["kind"] for alert in got})
+        wait_until(lambda: {"stalled", "silo_missing", "epsilon_budget"} <= {alert["kind"] for alert in got})
         time.sleep(0.3)
         found = [alert["kind"] for alert in got]
         assert {alert["run"] for alert in got} == {"watched"}
