@@ -35,6 +35,7 @@ from services.server.interceptor import Gate
 from services.server.metrics import ServerMetrics
 from services.server.model_store import open_model_store
 from services.server.observer import ObserverServicer
+from services.server.run_metrics import RunCollector
 from services.server.servicer import FederationServicer
 from services.server.store import Retention, open_store
 from services.server.telemetry import Telemetry
@@ -208,6 +209,8 @@ def _serve_metrics(settings: ServerSettings, coordinator: Coordinator, stack: As
     wanted = settings.metrics_port
     if wanted is None:
         return None
+
+    coordinator.metrics.registry.register(RunCollector(coordinator))
 
     def listen() -> int:
         listening, _ = start_http_server(wanted, settings.host, coordinator.metrics.registry)
