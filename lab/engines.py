@@ -10,6 +10,7 @@ import logging
 import multiprocessing
 import os
 import queue
+import signal
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
@@ -86,10 +87,11 @@ def run_in_pool(jobs: Iterable[Job], report: Report, processes: int) -> None:
 
 
 def run_on_ray(jobs: Iterable[Job], report: Report, processes: int) -> None:
-    """Cells as Ray tasks of one CPU each. On a cluster, `folder` and `data_dir` must be shared folders."""
+    """Cells as Ray tasks of one CPU, or one GPU, each. On a cluster, `folder` and `data_dir` must be shared folders."""
     with _ray(processes) as ray:
-        remote = ray.remote(num_cpus=1, max_retries=2)(work)
-        waiting = [remote.remote(job) for job in jobs]
+        waiting = [
+            ray.remote(num_cpus=1, num_gpus=int(job.device.startswith("cuda")), max_retries=2)(work).remote(job) for job in jobs
+        ]
         while waiting:
             done, waiting = ray.wait(waiting, num_returns=1)
             for reference in done:
@@ -121,6 +123,7 @@ _told: Any = None
 def _start_worker(told: Any) -> None:
     global _told
     _told = told
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends a worker at once; the parent says so for all
 
 
 def _work_and_tell(job: Job) -> str:
