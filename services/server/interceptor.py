@@ -22,6 +22,7 @@ from services.identity.peer import peer_certificate
 from services.identity.revocation import Revocations
 from services.runtime.status import LONGEST_TEXT, abort_with
 from services.server.permissions import PERMISSIONS, PUBLIC_SERVICES
+from services.server.versions import refusal
 
 log = structlog.get_logger(__name__)
 
@@ -119,7 +120,9 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     ) -> Handler:
         handler = await continuation(details)
         method: str = details.method
-        if handler is None or method.startswith(PUBLIC_SERVICES):
+        if handler is None:
+            return refusal(method)
+        if method.startswith(PUBLIC_SERVICES):
             return handler
         if method not in self._handlers:
             self._handlers[method] = self._wrapped(handler, method, tuple(PERMISSIONS.get(method, frozenset())))
