@@ -30,7 +30,7 @@ def run_summary(driver: RunDriver, stored: StoredRun, figures: RunFigures) -> pb
         bytes_up=figures.bytes_up,
         bytes_down=figures.bytes_down,
         epsilon_total=figures.epsilon_total,
-        epsilon_budget=smallest_budget(driver.journal.options, figures),
+        epsilon_budget=figures.epsilon_budget,
         silos_present=sum(1 for standing in driver.attendance.standings.values() if standing.present),
         silos_allowed=len(driver.manifest.silos),
         aggregator=driver.manifest.aggregator,

@@ -73,7 +73,7 @@ class LiveServer:
             "metrics_port": None,
             "data": data,
             "credentials": people.folder / "server",
-            "gather_seconds": 0.1,
+            "gather_seconds": 1.0,
             "wait_seconds": 5.0,
             "grace_seconds": 1.0,
         }

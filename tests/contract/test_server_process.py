@@ -46,7 +46,7 @@ class ServerProcess:
         self.config.write_text(
             f'host = "127.0.0.1"\nport = {self.port}\nhealth_port = {self.health_port}\nmetrics_port = {free_port()}\n'
             f'data = "{folder / "data"}"\ncredentials = "{people.folder / "server"}"\n'
-            "gather_seconds = 0.1\ngrace_seconds = 2.0\nlog_json = true\n"
+            "gather_seconds = 1.0\ngrace_seconds = 2.0\nlog_json = true\n"
         )
         self.process: subprocess.Popen[bytes] | None = None
 
