@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from functools import lru_cache
 
 from fedrep.errors import DecodeError
 from fedrep.protocol.manifests import (
@@ -18,6 +19,7 @@ from fedrep.protocol.manifests import (
 )
 from fedrep.protocol.messages import (
     Assigned,
+    Assignment,
     Confirmation,
     Consensus,
     Outcome,
@@ -90,7 +92,9 @@ def round_manifest_from_wire(wire: pb.RoundManifest) -> RoundManifest:
     return RoundManifest(run=RunHash(wire.run), **plain, roster=roster, deadlines=_deadlines_from_wire(wire.deadlines))
 
 
+@lru_cache(maxsize=8)
 def signed_round_to_wire(signed: SignedRoundManifest) -> pb.SignedRoundManifest:
+    """Remembered, because every silo of a round is sent the same one: copy it before changing it."""
     manifest = round_manifest_to_wire(signed.manifest)
     return pb.SignedRoundManifest(manifest=manifest, signature=signed.signature, certificate=signed.certificate)
 
@@ -158,14 +162,20 @@ def proposal_from_wire(silo: SiloName, header: pb.ProposalHeader, coordinates: b
     )
 
 
+@lru_cache(maxsize=8)
+def _assignment_to_wire(assignment: Assignment) -> tuple[pb.Buffer, ...]:
+    """Remembered, because every silo of a round is sent the same one."""
+    return tuple(
+        pb.Buffer(members=[pb.Assigned(silo=place.silo, record_digest=place.record_digest) for place in buffer])
+        for buffer in assignment
+    )
+
+
 def consensus_to_wire(consensus: Consensus) -> pb.ConsensusHeader:
     return pb.ConsensusHeader(
         run=consensus.run,
         round=consensus.round,
-        assignment=[
-            pb.Buffer(members=[pb.Assigned(silo=place.silo, record_digest=place.record_digest) for place in buffer])
-            for buffer in consensus.assignment
-        ],
+        assignment=_assignment_to_wire(consensus.assignment),
         mates=[record_to_wire(record) for record in consensus.mates],
         shares=[pb.SealedShare(dealer=dealer, ciphertext=ciphertext) for dealer, ciphertext in consensus.shares],
         coordinates_size=len(consensus.coordinates),
@@ -196,7 +206,9 @@ def submission_from_wire(silo: SiloName, header: pb.SubmissionHeader, masked: by
     return Submission(silo, RunHash(header.run), header.round, masked, header.signature)
 
 
+@lru_cache(maxsize=8)
 def survivors_to_wire(survivors: SurvivorSet) -> pb.SurvivorSet:
+    """Remembered, because every silo of a round is sent the same one: copy it before changing it."""
     return pb.SurvivorSet(
         buffers=[
             pb.SurvivingBuffer(survivors=[pb.Survivor(silo=s.silo, signature=s.signature) for s in buffer])

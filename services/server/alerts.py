@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 
-import httpx
 import structlog
 
 from fedrep.errors import FedrepError
@@ -87,20 +86,21 @@ class _Watch:
             self._sent[name] = (await asyncio.to_thread(store.summary, name)).last_event
             return
         for stored in await asyncio.to_thread(store.events, name, self._sent[name], 100):
-            if stored.event.severity == "alert":
-                event = stored.event
-                body = {
-                    "run": name,
-                    "kind": event.kind,
-                    "text": event.text,
-                    "silo": event.silo,
-                    "round": event.round,
-                    "at": event.at,
-                }
-                try:
-                    async with httpx.AsyncClient(timeout=WEBHOOK_SECONDS) as client:
-                        (await client.post(url, json=body)).raise_for_status()
-                except httpx.HTTPError as error:
-                    log.warning("webhook_failed", url=url, problem=str(error))
+            event = stored.event
+            if event.severity == "alert":
+                body = {"run": name, "kind": event.kind, "text": event.text, "silo": event.silo}
+                if not await _posted(url, body | {"round": event.round, "at": event.at}):
                     return
             self._sent[name] = stored.position
+
+
+async def _posted(url: str, body: dict[str, object]) -> bool:
+    import httpx  # here, because it brings half a second of imports that few servers need
+
+    try:
+        async with httpx.AsyncClient(timeout=WEBHOOK_SECONDS) as client:
+            (await client.post(url, json=body)).raise_for_status()
+    except httpx.HTTPError as error:
+        log.warning("webhook_failed", url=url, problem=str(error))
+        return False
+    return True

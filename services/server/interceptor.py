@@ -27,6 +27,7 @@ from services.server.versions import refusal
 log = structlog.get_logger(__name__)
 
 SWEEP_SECONDS = 1.0
+JUDGED_SECONDS = 60.0
 MOST_JUDGEMENTS = 4096
 
 
@@ -69,20 +70,21 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         self._known: dict[object, tuple[PeerCertificate, Revocations, float]] = {}
         self._handlers: dict[str, Handler] = {}
         self._open: set[_Call] = set()
+        self._swept: Revocations | None = None
         self._sweeping = False
 
     def admit(self, context: Context, roles: tuple[Role, ...]) -> PeerCertificate:
-        """The caller's certificate. A judgement stands for a second, unless a new revocation list arrives before."""
+        """The caller's certificate. A judgement stands for a minute, unless a new revocation list or the expiry comes first."""
         presented = Presented(context.auth_context())
         key = (presented.shown, roles)
         known = self._known.get(key)
-        now = time.monotonic()
+        now = time.time()
         if known is not None and known[1] is self.trust.revoked and now < known[2]:
             return known[0]
         peer = peer_certificate(presented, self.trust, roles)
         if len(self._known) >= MOST_JUDGEMENTS:
             self._known.clear()
-        self._known[key] = (peer, self.trust.revoked, now + SWEEP_SECONDS)
+        self._known[key] = (peer, self.trust.revoked, min(now + JUDGED_SECONDS, peer.not_after.timestamp()))
         return peer
 
     def opened(self, call: _Call) -> None:
@@ -95,15 +97,19 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         self._open.discard(call)
 
     def _sweep(self) -> None:
-        """Cuts the calls of everyone who is no longer welcome."""
+        """Cuts the calls of everyone who is no longer welcome. Without a new list only those that expire are looked at."""
+        revoked, now = self.trust.revoked, time.time()
         judged: dict[bytes, CryptoError | None] = {}
         for call in list(self._open):
-            chain = call.peer.chain
-            if chain not in judged:
-                judged[chain] = self._unwelcome(chain)
-            unwelcome = judged[chain]
+            peer = call.peer
+            if revoked is self._swept and now < peer.not_after.timestamp():
+                continue
+            if peer.chain not in judged:
+                judged[peer.chain] = self._unwelcome(peer.chain)
+            unwelcome = judged[peer.chain]
             if unwelcome is not None:
                 call.cut(unwelcome)
+        self._swept = revoked
         self._sweeping = bool(self._open)
         if self._sweeping:
             asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._sweep)
