@@ -99,7 +99,9 @@ class SiloDaemon:
             if signed is None or self.connection.lost or self._roster.overlooked:
                 await asyncio.sleep(pause if signed is None else 0)
                 pause = min(2 * pause, POLL_SECONDS)
-                announced = announced and not self.connection.lost and not self._roster.overlooked
+                announced = announced and not (
+                    self.connection.lost or self._roster.overlooked or self._sessions.announced_long_ago
+                )
                 self.connection.lost = False
                 joined = await self._join_when_possible(announce=not announced)
                 announced = True
@@ -110,7 +112,7 @@ class SiloDaemon:
             except (ProtocolError, RefusedError, InvalidInputError) as error:
                 # A manifest nobody signed, or a server that lost its latest rounds: what it says now is heard after a pause.
                 await self.reports.problem(signed.manifest, str(error), own=not said_by_server(error))
-                signed = None
+                signed, announced = None, False
                 continue
             if self._stopping is not None:
                 await self.leave()

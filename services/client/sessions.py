@@ -5,13 +5,23 @@ Shares are sealed to session keys; a restarted process has none, and joins again
 
 from __future__ import annotations
 
+import time
+
 from fedrep.protocol.manifests import session_key_message
 from fedrep.secagg.keys import AgreementKey, SigningKey
+
+ANNOUNCE_SECONDS = 30.0
 
 
 class Sessions:
     def __init__(self) -> None:
         self.keys: dict[bytes, AgreementKey] = {}
+        self._announced_at = time.monotonic()
+
+    @property
+    def announced_long_ago(self) -> bool:
+        """Between rounds, joining anew now and then costs little and mends whatever the two sides see differently."""
+        return time.monotonic() - self._announced_at > ANNOUNCE_SECONDS
 
     def new(self) -> AgreementKey:
         key = AgreementKey.generate()
@@ -22,6 +32,7 @@ class Sessions:
         """The newest key and its signature, for Join."""
         if not self.keys:
             self.new()
+        self._announced_at = time.monotonic()
         newest = next(reversed(self.keys))
         return newest, signing_key.sign(session_key_message(run, newest))
 
