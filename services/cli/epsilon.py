@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from textwrap import wrap
 from typing import Annotated, Any
@@ -28,6 +29,8 @@ def epsilon(
     """Epsilon of the coordinates a silo proposes: exact and by the paper's bound, per round and in total."""
     if alpha is None and budget is None:
         raise typer.BadParameter("give --alpha, or --budget to learn the least alpha that meets it")
+    if budget is not None and not math.isfinite(budget):
+        raise typer.BadParameter(f"--budget must be a number, not {budget}; leave it out for none")
     emit(assess(d, k, alpha, rounds, budget), as_json, render)
 
 
@@ -87,9 +90,10 @@ def render(result: Mapping[str, Any]) -> str:
         lines.append(f"A total above {privacy.TOO_LARGE_TO_MEAN_MUCH:g} is too large to mean much.")
     if "budget" in result:
         verdict = "within" if result["within_budget"] else "over"
+        lasts = result["rounds_within_budget"]
         lines.append(
             f"That is {verdict} the budget of {result['budget']:g}. With this alpha it lasts for "
-            f"{result['rounds_within_budget']} rounds; to last for {result['rounds']:,} it needs "
+            f"{lasts if isinstance(lasts, int) else 'any number of'} rounds; to last for {result['rounds']:,} it needs "
             f"alpha >= {result['alpha_for_budget']!r}."
         )
     return "\n".join(lines)

@@ -28,7 +28,7 @@ _ANY_DEADLINES = Deadlines(propose=60.0, submit=60.0, confirm=60.0, reveal=60.0)
 def plan(
     d: Annotated[int, typer.Option("--d", min=1, help="Parameters of the model.")] = 272_474,
     silos: Annotated[int, typer.Option("--silos", "-m", min=2, help="Silos, m.")] = 32,
-    density: Annotated[float, typer.Option("--density", help="K / d, if K is not given.")] = 0.05,
+    density: Annotated[float, typer.Option("--density", min=0.0, max=1.0, help="K / d, if K is not given.")] = 0.05,
     coordinates: Annotated[int | None, typer.Option("--K", min=1, help="Coordinates of all silos together.")] = None,
     buffer_size: Annotated[int, typer.Option("--buffer-size", "-s", min=1, help="Silos per buffer, s.")] = 2,
     alpha: Annotated[float, typer.Option("--alpha", min=0.0, max=1.0, help="Obfuscation of proposals.")] = 0.95,

@@ -106,6 +106,8 @@ def test_an_unknown_command_is_a_usage_error_with_a_suggestion(capsys: pytest.Ca
         (["--d", "100", "--k", "x", "--alpha", "1"], "'--k'"),
         (["--d", "100", "--k", "2", "--alpha", "1", "--what"], "--what"),
         (["--d", "100", "--k", "2"], "give --alpha"),
+        (["--d", "100", "--k", "2", "--alpha", "0.5", "--budget", "inf"], "--budget must be a number"),
+        (["--d", "100", "--k", "2", "--budget", "nan"], "--budget must be a number"),
     ],
 )
 def test_a_wrong_command_line_is_one_sentence_and_exit_code_2(
@@ -270,6 +272,8 @@ def test_epsilon_finds_the_alpha_for_a_budget(capsys: pytest.CaptureFixture[str]
     assert result["rounds_within_budget"] == 20
     free = json_of(capsys, "epsilon", "--d", "1000", "--k", "5", "--alpha", "1", "--budget", "8")
     assert free["rounds_within_budget"] == "any number"
+    assert main(["epsilon", "--d", "1000", "--k", "5", "--alpha", "1", "--budget", "8"]) == 0
+    assert "it lasts for any number of rounds;" in capsys.readouterr().out
     over = json_of(capsys, "epsilon", "--d", "1000", "--k", "5", "--alpha", "0.5", "--budget", "8", "--rounds", "20")
     assert over["within_budget"] is False
     assert over["rounds_within_budget"] == int(8 / over["epsilon_round"])
@@ -317,6 +321,12 @@ def test_plan_survives_settings_for_which_little_can_be_said(capsys: pytest.Capt
     assert text.count("cannot be counted") == 2
     assert main(["plan", "--silos", "3", "--buffer-size", "4"]) == 1
     assert "3 silos cannot fill one buffer of 4" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("density", ["nan", "inf", "-1", "2"])
+def test_plan_refuses_a_density_that_is_no_share(density: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--density", density]) == 2
+    assert "'--density'" in capsys.readouterr().err
 
 
 def test_the_program_itself_ends_with_the_exit_code() -> None:
