@@ -245,7 +245,8 @@ class Coordinator:
         await asyncio.to_thread(driver.journal.keep_statement, statement)
 
     async def statements(self, driver: RunDriver, number: int) -> tuple[Statement, ...]:
-        return await asyncio.to_thread(driver.journal.statements, number)
+        known = driver.journal.known_statements(number)
+        return known if known is not None else await asyncio.to_thread(driver.journal.statements, number)
 
     async def roll_back(self, driver: RunDriver, version: int) -> None:
         """The old parameters become a new version, so that versions only go up; the downlink residual starts at zero."""

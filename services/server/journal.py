@@ -5,9 +5,10 @@ The model file is written first and the transaction second, so that a crash betw
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fedrep.errors import NotFoundError
 from fedrep.protocol.attendance import Attendance
@@ -24,6 +25,7 @@ from services.server.store import NewEvent, NewModel, Progress, RoundCommit, Sto
 
 Listener = Callable[[str], None]
 FLOAT_BYTES = 4
+REMEMBERED_ROUNDS = 32
 
 
 @dataclass
@@ -40,6 +42,8 @@ class Journal:
     models: ModelStore
     keep_models: int
     changed: Listener
+    _statements: dict[int, tuple[Statement, ...]] = field(default_factory=dict)
+    _reading: threading.Lock = field(default_factory=threading.Lock)
 
     def commit(self, closed: ClosedRound, notes: Sequence[NewEvent] = ()) -> None:
         """All of a round or nothing."""
@@ -122,11 +126,22 @@ class Journal:
         self.changed(self.name)
 
     def keep_statement(self, statement: Statement) -> None:
-        self.store.add_statement(self.name, statement.round, statement.silo, statement.signature)
+        with self._reading:
+            self.store.add_statement(self.name, statement.round, statement.silo, statement.signature)
+            self._statements.pop(statement.round, None)
+
+    def known_statements(self, number: int) -> tuple[Statement, ...] | None:
+        """Without asking the database: every silo asks about the same round, and only this process writes about it."""
+        return self._statements.get(number)
 
     def statements(self, number: int) -> tuple[Statement, ...]:
-        kept = self.store.statements(self.name, number)
-        return tuple(codec.statement_from_wire(pb.Statement(silo=s, signature=sig), self.run, number) for s, sig in kept)
+        with self._reading:
+            kept = self.store.statements(self.name, number)
+            found = tuple(codec.statement_from_wire(pb.Statement(silo=s, signature=sig), self.run, number) for s, sig in kept)
+            if len(self._statements) >= REMEMBERED_ROUNDS:
+                self._statements.clear()
+            self._statements[number] = found
+        return found
 
     def reason_to_stop(self, last_round: int) -> str | None:
         """The run's own stop rules: rounds, target accuracy, epsilon budget."""

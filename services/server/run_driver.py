@@ -132,7 +132,7 @@ class RunDriver:
 
     async def consensus(self, silo: SiloName, round_number: int) -> Consensus:
         machine = await self._wait(round_number, {Phase.PROPOSE})
-        return await asyncio.to_thread(machine.consensus_for, silo)
+        return machine.consensus_for(silo)
 
     async def survivors(self, silo: SiloName, round_number: int) -> SurvivorSet:
         machine = await self._wait(round_number, {Phase.PROPOSE, Phase.SUBMIT})

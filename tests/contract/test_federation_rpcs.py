@@ -591,3 +591,26 @@ def test_the_last_proposal_counts_although_its_sender_hangs_up(server: LiveServe
 
 def test_every_rpc_of_the_contract_has_refusals_here() -> None:
     assert {case[0] for case in CASES} == set(METHODS)
+
+
+def test_a_statement_about_a_skipped_round_reaches_everyone_who_asks_later(server: LiveServer, run_name: str) -> None:
+    at = stage(server, run_name, "submit")
+    server.ask(server.driver(run_name).stop("enough"))
+    header, _ = at.last.update(1)
+    assert list(header.statements) == []
+    for _ in range(2):
+        list(update(at.first, run=at.first.run, round=1, statement=at.first.statement(1)))
+    header, _ = at.last.update(1)
+    assert [statement.silo for statement in header.statements] == [at.first.name]
+
+
+def test_certificates_are_given_in_the_order_of_the_question_and_nothing_where_none_is_known(
+    stages: Callable[[str], Stage],
+) -> None:
+    at = stages("propose")
+    wanted = [at.manifest.roster[2].fingerprint, bytes(32), at.manifest.roster[0].fingerprint]
+    answer = at.last.stub.GetCertificates(pb.GetCertificatesRequest(run=at.first.run, fingerprints=wanted))
+    third, none, first = answer.certificates
+    assert none == b""
+    people = at.server.people.credentials
+    assert (third.strip(), first.strip()) == (people["silo-c"].chain.strip(), people["silo-a"].chain.strip())
