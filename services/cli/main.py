@@ -36,7 +36,7 @@ COMMANDS: Final[dict[str, Command]] = {
     "renew": Command("services.cli.enroll:renew_app", "Get a new certificate before the old one ends.", "client"),
     "doctor": Command("services.cli.doctor:app", "Why a silo does not get through, and what to do.", "client"),
     "epsilon": Command("services.cli.epsilon:app", "What proposing coordinates costs in privacy, by round and in all."),
-    "plan": Command("services.cli.plan:app", "What a run's settings will give: buffers, slack, traffic, privacy."),
+    "plan": Command("services.cli.plan:app", "What a run's settings will give: buffers, slack, traffic, privacy.", "server"),
     "lab": Command("services.cli.lab:app", "The paper's experiments: list, run, report.", "lab"),
 }
 

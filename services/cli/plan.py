@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from pathlib import Path
 from textwrap import wrap
 from typing import Annotated, Any
 
@@ -26,6 +27,10 @@ _ANY_DEADLINES = Deadlines(propose=60.0, submit=60.0, confirm=60.0, reveal=60.0)
 
 @app.command()
 def plan(
+    context: typer.Context,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="A run file (see fedrep run init); beside it only --d counts.")
+    ] = None,
     d: Annotated[int, typer.Option("--d", min=1, help="Parameters of the model.")] = 272_474,
     silos: Annotated[int, typer.Option("--silos", "-m", min=2, help="Silos, m.")] = 32,
     density: Annotated[float, typer.Option("--density", min=0.0, max=1.0, help="K / d, if K is not given.")] = 0.05,
@@ -46,6 +51,9 @@ def plan(
 
     Ends with exit code 1 if such a run would be refused; the reasons are listed.
     """
+    if config is not None:
+        show(run_of_file(config, context, d), as_json)
+        return
     K = coordinates if coordinates is not None else round(density * d)
     c = preflight.default_colluders(buffer_size) if colluders is None else colluders
     needed = preflight.default_quorum(silos, buffer_size, byzantine) if quorum is None else quorum
@@ -75,6 +83,24 @@ def plan(
         deadlines=_ANY_DEADLINES,
         drills=False,
     )
+    show(run, as_json)
+
+
+def run_of_file(config: Path, context: typer.Context, d: int) -> RunManifest:
+    """The run as its admin wrote it down. Other options would contradict it, and the size of the model is not in it."""
+    from services.runtime.run_config import RunConfig  # the service's packages, which the options alone do not need
+    from services.runtime.settings import load_settings
+
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+    if "d" not in given:
+        raise typer.BadParameter("a run file does not say how large the model is: give --d too")
+    if others := given - {"config", "d", "as_json"}:
+        raise typer.BadParameter(f"the run file decides, so leave out what else you gave ({', '.join(sorted(others))})")
+    return load_settings(RunConfig, config, "FEDREP_RUN").manifest(d, _ANY_HASH, _ANY_HASH)
+
+
+def show(run: RunManifest, as_json: bool) -> None:
     result = assess(run)
     emit(result, as_json, render)
     if result["problems"]:

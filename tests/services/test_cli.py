@@ -323,6 +323,29 @@ def test_plan_survives_settings_for_which_little_can_be_said(capsys: pytest.Capt
     assert "3 silos cannot fill one buffer of 4" in capsys.readouterr().err
 
 
+def test_plan_reads_a_run_file_and_says_what_the_same_options_would(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = [f"silo-{number:03}" for number in range(10)]
+    path = tmp_path / "run.toml"
+    path.write_text(f'name = "first"\nsilos = {json.dumps(names)}\nrounds = 7\nalpha = 0.9\nbyzantine_count = 2\n')
+    options = ["--silos", "10", "--rounds", "7", "--alpha", "0.9", "--byzantine", "2"]
+    from_file = json_of(capsys, "plan", "--config", str(path), "--d", "5000")
+    assert from_file == json_of(capsys, "plan", "--d", "5000", *options)
+    path.write_text(path.read_text().replace("byzantine_count = 2", "byzantine_count = 4"))
+    assert main(["plan", "--config", str(path), "--d", "5000"]) == 1
+    assert "This run would be refused:\n  - " in capsys.readouterr().out
+
+
+def test_plan_takes_no_options_that_could_contradict_a_run_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('name = "first"\nsilos = ["a", "b"]\n')
+    assert main(["plan", "--config", str(path)]) == 2
+    assert "give --d too" in capsys.readouterr().err
+    assert main(["plan", "--config", str(path), "--d", "5000", "--alpha", "0.95"]) == 2
+    assert "leave out what else you gave (alpha)" in capsys.readouterr().err
+    assert main(["plan", "--config", str(tmp_path / "none.toml"), "--d", "5000"]) == 1
+    assert "There is no settings file" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("density", ["nan", "inf", "-1", "2"])
 def test_plan_refuses_a_density_that_is_no_share(density: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--density", density]) == 2
