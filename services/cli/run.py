@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 from google.protobuf.json_format import MessageToDict
-from rich.table import Table
+from rich.table import Column, Table
 
 from fedrep.errors import SettingsError
 from fedrep.privacy import COVERS, coordinate_epsilon, shown
@@ -268,7 +268,9 @@ def _converted(plain: dict[str, Any], descriptor: Any) -> dict[str, Any]:
 def _runs_table(result: Any) -> Any:
     if not result["runs"]:
         return "No runs yet. Create one: fedrep run init, then fedrep run create."
-    table = Table("run", "state", "round", "applied", "skipped", "accuracy", "silos", "up MB", "down MB", "epsilon")
+    table = Table(
+        Column("run", no_wrap=True), "state", "round", "applied", "skipped", "accuracy", "silos", "up MB", "down MB", "epsilon"
+    )
     for run in result["runs"]:
         accuracy = f"{run['accuracy']:.4f}" if "accuracy" in run else "-"
         table.add_row(
@@ -289,7 +291,7 @@ def _runs_table(result: Any) -> Any:
 def _run_table(run: Any) -> Any:
     from rich.console import Group
 
-    silos = Table("silo", "state", "up KB", "down KB", "epsilon", "problem")
+    silos = Table(Column("silo", no_wrap=True), "state", "up KB", "down KB", "epsilon", "problem")
     for silo in run["silos"]:
         silos.add_row(
             silo["name"],

@@ -1,0 +1,105 @@
+"""`fedrep run ...` as an admin types it, against a real server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from services.cli.main import main
+from tests.contract.live_server import PARAMETERS, SILOS, LiveServer, wait_for_round
+from tests.contract.mini_client import play_round
+
+STEP = dict.fromkeys(SILOS, [0.01] * PARAMETERS)
+Fedrep = Callable[..., tuple[int, Any, str]]
+
+
+@pytest.fixture
+def fedrep(server: LiveServer, capsys: pytest.CaptureFixture[str]) -> Fedrep:
+    """(exit code, the JSON it printed, stderr)."""
+
+    def call(*arguments: str, who: str = "admin", as_json: bool = True) -> tuple[int, Any, str]:
+        identity = ["--server", server.address, "--identity", str(server.people.folder / who)]
+        code = main(["run", *arguments, *identity, *(["--json"] if as_json else [])])
+        printed = capsys.readouterr()
+        out = printed.out.strip().splitlines()
+        found = next((line for line in out if line.startswith("{")), "")
+        return code, json.loads("\n".join(out[out.index(found) :])) if found and as_json else printed.out, printed.err
+
+    return call
+
+
+def write_run(folder: Path, name: str, **options: str) -> tuple[str, ...]:
+    config, model = folder / f"{name}.toml", folder / "init.safetensors"
+    given = {"name": f'"{name}"', "silos": json.dumps(SILOS), "fraction": "0.2", "initial_range": "1.0"} | options
+    config.write_text("\n".join(f"{key} = {value}" for key, value in given.items()) + '\n[aggregator]\nname = "mean"\n')
+    save_file({"layer.weight": np.zeros((20, 10), np.float32)}, model)
+    return "create", "--config", str(config), "--model", str(model)
+
+
+def test_a_run_from_its_file_to_its_exported_model(server: LiveServer, fedrep: Fedrep, tmp_path: Path) -> None:
+    create = write_run(tmp_path, "commands")
+    code, answer, _ = fedrep(*create, "--dry-run")
+    assert (code, answer["created"]) == (0, False)
+    assert fedrep("list")[1]["runs"] == []
+    code, answer, _ = fedrep(*create)
+    assert (code, answer["created"], answer["plan"]["buffers"], answer["plan"]["quorum"]) == (0, True, 2, 3)
+    assert answer["plan"]["epsilon_total"] > answer["plan"]["epsilon_round"] > 0
+    silos = [server.silo(name) for name in SILOS]
+    for silo in silos:
+        silo.fetch_model(silo.join("commands").model_version)
+    for number in (1, 2):
+        play_round(silos, wait_for_round(server, "commands", after=number - 1), STEP)
+    code, shown, _ = fedrep("show", "commands", who="viewer")
+    assert (code, shown["summary"]["rounds_applied"], len(shown["silos"])) == (0, 2, 4)
+    assert fedrep("pause", "commands", "--reason", "look")[1]["state"] == "paused"
+    assert fedrep("resume", "commands")[1]["state"] == "running"
+    assert fedrep("exclude", "commands", "silo-d")[1]["state"] == "excluded"
+    assert fedrep("readmit", "commands", "silo-d")[1]["state"] == "present"
+    assert fedrep("rollback", "commands", "--version", "1")[1]["model_version"] == 3
+    code, exported, _ = fedrep("export", "commands", str(tmp_path / "model.safetensors"), "--version", "2")
+    assert (code, exported["version"]) == (0, 2)
+    tensor = load_file(tmp_path / "model.safetensors")["layer.weight"]
+    assert tensor.shape == (20, 10)
+    assert np.array_equal(tensor.reshape(-1), np.array(silos[0].model, np.float32))
+    assert fedrep("stop", "commands", "--reason", "enough")[1]["state_reason"] == "enough"
+    for arguments in (("list",), ("show", "commands")):
+        code, text, _ = fedrep(*arguments, as_json=False)
+        assert code == 0
+        assert "commands" in text
+
+
+def test_refusals_are_one_sentence_and_an_exit_code(server: LiveServer, fedrep: Fedrep, tmp_path: Path) -> None:
+    assert fedrep(*write_run(tmp_path, "refused"))[0] == 0
+    for expected, arguments, who in (
+        ("already a run named", write_run(tmp_path, "refused"), "admin"),
+        ("no run named", ("show", "nobody"), "admin"),
+        ("no silo named", ("exclude", "refused", "nobody"), "admin"),
+        ("not kept on this server", ("rollback", "refused", "--version", "9"), "admin"),
+        ("viewer", ("stop", "refused"), "viewer"),
+        ("Enrol first", ("list",), "nobody"),
+        ("quorum", write_run(tmp_path, "other", quorum="2"), "admin"),
+    ):
+        code, _, complaint = fedrep(*arguments, who=who)
+        assert code == 1, (arguments, complaint)
+        assert complaint.startswith("fedrep run:")
+        assert expected in complaint
+    assert main(["run", "list", "--server", "localhost:1", "--identity", str(server.people.folder / "admin")]) == 3
+
+
+def test_the_file_that_init_writes_can_be_used_as_it_is(
+    fedrep: Fedrep, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "init", str(tmp_path / "run.toml")]) == 0
+    save_file({"weight": np.zeros(500, np.float32)}, tmp_path / "init.safetensors")
+    capsys.readouterr()
+    code, answer, complaint = fedrep(
+        "create", "--config", str(tmp_path / "run.toml"), "--model", str(tmp_path / "init.safetensors"), "--dry-run"
+    )
+    assert (code, complaint) == (0, "")
+    assert answer["plan"]["silos"] == 4
