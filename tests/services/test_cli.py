@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import typer
+from typer.main import get_command
 
 from fedrep.errors import InvalidInputError
 from fedrep.privacy import coordinate_epsilon
@@ -82,6 +84,15 @@ def test_help_lists_every_command_and_exit_code(capsys: pytest.CaptureFixture[st
 def test_the_exit_codes_are_documented() -> None:
     documented = re.findall(r"^\| (\d+) \|", DOCS.read_text(), re.MULTILINE)
     assert [int(code) for code in documented] == list(EXIT_CODES)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_is_documented_with_its_sub_commands(name: str) -> None:
+    row = re.search(rf"^\| `fedrep {name}` \| (.*?) ?\|", DOCS.read_text(), re.MULTILINE)
+    assert row is not None
+    module, _, attribute = COMMANDS[name].target.partition(":")
+    command = get_command(getattr(importlib.import_module(module), attribute))
+    assert set(re.findall(r"`([a-z-]+)`", row[1])) == set(getattr(command, "commands", ()))
 
 
 @pytest.mark.parametrize("name", COMMANDS)
