@@ -76,6 +76,7 @@ MATRIX: dict[str, dict[str, Any]] = {
             "extraVolumes": [{"name": "more", "emptyDir": {}}],
             "extraVolumeMounts": [{"name": "more", "mountPath": "/more"}],
         },
+        "networkPolicy": {"silosFrom": [{"ipBlock": {"cidr": "192.0.2.0/24"}}], "dashboardFrom": [{"namespaceSelector": {}}]},
         "image": {"registry": "mirror.example.org/library/", "pullSecrets": [{"name": "login"}]},
         "silo": SILO,
         "arbitraryUids": True,

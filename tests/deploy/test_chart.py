@@ -138,8 +138,7 @@ def test_network_policies_are_on_by_default_and_cover_every_pod(rendered: dict[s
         selected = [item["spec"]["podSelector"]["matchLabels"] for item in rendered[name] if item["kind"] == "NetworkPolicy"]
         for pod in pods(rendered[name]):
             labels = pod["metadata"]["labels"]
-            if labels["app.kubernetes.io/component"] != "test":
-                assert any(wanted.items() <= labels.items() for wanted in selected), labels
+            assert any(wanted.items() <= labels.items() for wanted in selected), labels
     silo = one(rendered["silo-with-gpu"], "NetworkPolicy", "fed-fedrep-silo")
     assert silo["spec"]["policyTypes"] == ["Ingress", "Egress"]
     assert "ingress" not in silo["spec"]
@@ -149,8 +148,10 @@ def test_network_policies_are_on_by_default_and_cover_every_pod(rendered: dict[s
 def test_a_gpu_silo_asks_for_its_gpus_and_finds_its_data(rendered: dict[str, list[Manifest]]) -> None:
     spec = one(rendered["silo-with-gpu"], "StatefulSet", "fed-fedrep-silo")["spec"]["template"]["spec"]
     (container,) = spec["containers"]
-    assert container["resources"]["limits"]["nvidia.com/gpu"] == 2
-    assert container["resources"]["limits"]["memory"] == "16Gi"
+    assert container["resources"] == {
+        "limits": {"cpu": "8", "memory": "16Gi", "nvidia.com/gpu": 2},
+        "requests": {"cpu": "1", "memory": "2Gi", "nvidia.com/gpu": 2},
+    }
     assert spec["nodeSelector"] == {"accelerator": "a100"}
     assert spec["runtimeClassName"] == "nvidia"
     assert {"name": "training-data", "mountPath": "/data", "readOnly": True} in container["volumeMounts"]
@@ -169,6 +170,12 @@ def test_a_registry_replaces_where_every_image_comes_from(rendered: dict[str, li
     images = {container["image"] for pod in pods(rendered["existing-secrets"]) for container in pod["spec"]["containers"]}
     assert images == {f"mirror.example.org/library/fedrep/{part}:0.1.0" for part in ("server", "dashboard", "client")}
     assert all(pod["spec"]["imagePullSecrets"] == [{"name": "login"}] for pod in pods(rendered["existing-secrets"]))
+
+
+def test_an_image_can_be_given_by_digest() -> None:
+    manifests = render({"image": {"digests": {"server": "sha256:" + "0" * 64}, "tag": "9"}})
+    images = {container["image"] for pod in pods(manifests) for container in pod["spec"]["containers"]}
+    assert images == {"fedrep/server@sha256:" + "0" * 64, "fedrep/dashboard:9"}
 
 
 def test_monitoring_is_left_out_where_the_cluster_cannot_read_it(rendered: dict[str, list[Manifest]]) -> None:

@@ -35,7 +35,9 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- /* Called with (list $ "server"); registry, repository and tag of one of the three images. */ -}}
 {{- define "fedrep.image" -}}
 {{- $root := index . 0 -}}
-{{- $image := printf "%s:%s" (get $root.Values.image (index . 1)) (default $root.Chart.AppVersion $root.Values.image.tag) -}}
+{{- $repository := get $root.Values.image (index . 1) -}}
+{{- $image := printf "%s:%s" $repository (default $root.Chart.AppVersion $root.Values.image.tag) -}}
+{{- with get $root.Values.image.digests (index . 1) -}}{{- $image = printf "%s@%s" $repository . -}}{{- end -}}
 {{- with $root.Values.image.registry -}}{{ trimSuffix "/" . }}/{{- end -}}{{ $image }}
 {{- end -}}
 
