@@ -48,6 +48,19 @@ class OpenRound:
         return Clock(self.started_at, tuple(self.marks))
 
 
+class Releases:
+    """What each silo proposed last: the same coordinates again release nothing new, and cost no epsilon."""
+
+    def __init__(self) -> None:
+        self._last: dict[SiloName, bytes] = {}
+
+    def repeated(self, machine: ServerRound) -> frozenset[str]:
+        now = machine.proposed_coordinates()
+        same = frozenset(silo for silo, code in now.items() if self._last.get(silo) == code)
+        self._last.update(now)
+        return same
+
+
 class Seal:
     """The server's signature under round manifests. A certificate that is renewed while the server runs is used from the
     next round on, and sent along, because silos know only the one that Join named."""

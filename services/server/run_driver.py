@@ -24,6 +24,7 @@ from fedrep.protocol.messages import (
     Effect,
     Event,
     Noted,
+    Outcome,
     Phase,
     PhaseStarted,
     Proposal,
@@ -41,7 +42,7 @@ from fedrep.secagg.keys import VerifyKey
 from services.server.closing import ClosedRound, RunState, close_round
 from services.server.config import ServerSettings
 from services.server.journal import Journal
-from services.server.open_round import Dice, OpenRound, Seal, announce, next_roster
+from services.server.open_round import Dice, OpenRound, Releases, Seal, announce, next_roster
 from services.server.store import NewEvent
 from services.server.traffic import TrafficCounter
 from services.server.waiting import Bell, carried_through
@@ -92,7 +93,7 @@ class RunDriver:
         self._gathering: asyncio.Task[None] | None = None
         self._stopping = False
         self._latest: Update | None = None
-        self._proposed_last: dict[SiloName, bytes] = {}
+        self._releases = Releases()
 
     def check_allowed(self, silo: str) -> None:
         if silo not in self.manifest.silos:
@@ -140,7 +141,11 @@ class RunDriver:
         return machine.survivors()
 
     async def confirm(self, confirmation: Confirmation) -> Signatures:
-        """Held until enough holders confirmed; the same signature may ask again."""
+        """Held until enough holders confirmed; the same signature may ask again. A holder that comes when the others were
+        enough and the round was applied gets their signatures, and misses nothing."""
+        latest = self._latest
+        if latest is not None and latest.round == confirmation.round and latest.outcome is Outcome.APPLIED:
+            return latest.confirmations
         machine = self._round_for(confirmation.round).machine
         await self.deliver(confirmation)
         await self._wait_while(lambda: machine.phase is Phase.CONFIRM)
@@ -334,17 +339,10 @@ class RunDriver:
             self.attendance,
             self.clip_range,
             clip_rates=current.clip_rates,
-            repeated=self._repeated(current.machine),
+            repeated=self._releases.repeated(current.machine),
             clock=current.clock(),
             traffic=self.traffic.take(),
         )
-
-    def _repeated(self, machine: ServerRound) -> frozenset[str]:
-        """Silos that proposed exactly the coordinates they proposed last time: nothing new was released."""
-        now = machine.proposed_coordinates()
-        repeated = frozenset(silo for silo, code in now.items() if self._proposed_last.get(silo) == code)
-        self._proposed_last.update(now)
-        return repeated
 
     async def _set_state(self, state: RunState, reason: str) -> None:
         await asyncio.to_thread(self.journal.set_state, state, reason)

@@ -506,6 +506,7 @@ def test_a_proposal_after_its_phase_is_refused_and_changes_nothing(server: LiveS
         ("confirm", lambda at: submit(at.first, *submission(at, at.first))),
         ("reveal", lambda at: at.first.stub.ConfirmSurvivors(at.sent[f"confirmation/{at.first.name}"], timeout=SECONDS)),
         ("reveal", lambda at: at.first.stub.RevealShares(at.sent[f"reveal/{at.first.name}"], timeout=SECONDS)),
+        ("done", lambda at: at.last.stub.ConfirmSurvivors(at.sent[f"confirmation/{at.last.name}"], timeout=SECONDS)),
         ("done", lambda at: at.last.stub.RevealShares(at.sent[f"reveal/{at.last.name}"], timeout=SECONDS)),
     ],
     ids=[
@@ -515,6 +516,7 @@ def test_a_proposal_after_its_phase_is_refused_and_changes_nothing(server: LiveS
         "submission in a later phase",
         "confirmation",
         "reveal",
+        "a confirmation that was not needed any more",
         "a reveal that was not needed any more",
     ],
 )
