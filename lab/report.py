@@ -84,7 +84,12 @@ def write_report(folder: Path, preset: str | None, page: Path, markdown: Path | 
         "codes": sorted({tuple(sorted(result.code.items())) for section in run for result in section.results}),
     }
     templates = Environment(
-        loader=PackageLoader("lab", "templates"), undefined=StrictUndefined, autoescape=True, trim_blocks=True, lstrip_blocks=True
+        loader=PackageLoader("lab", "templates"),
+        undefined=StrictUndefined,
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
     page.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(page, templates.get_template("report.html").render(facts).encode(), mode=0o644)
