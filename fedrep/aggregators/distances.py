@@ -45,10 +45,10 @@ def geometric_median(
     nu = smoothing if smoothing is not None else relative_smoothing * float(np.median(distances))
     active = False
     for _ in range(iterations):
-        if nu == 0.0 and np.count_nonzero(distances) <= points.count // 2:
-            break  # most rows lie on the iterate: it is the geometric median
+        if nu == 0.0:
+            break  # the median distance is zero, so most rows lie on the starting point: it is the geometric median
         active |= bool((distances > nu).any())
-        closeness = 1.0 / np.maximum(distances, nu if nu > 0.0 else _smallest(distances))
+        closeness = 1.0 / np.maximum(distances, nu)
         weights = np.zeros_like(weights)
         weights[: points.count] = closeness / closeness.sum()
         distances = points.distances_from(weights)
@@ -157,8 +157,3 @@ def _started(points: Points, start: str | None) -> Doubles:
     else:
         raise SettingsError(f'start must be "core", "mean" or "zero", not {start!r}.')
     return weights
-
-
-def _smallest(distances: Doubles) -> float:
-    """A stand-in for a vanished nu: with a majority away from the iterate, no weight may become infinite."""
-    return float(distances[distances > 0.0].min()) * 1e-3
