@@ -49,7 +49,8 @@ def init(
     """Write a settings file with every setting, its default and what it means."""
     write_new(path, commented_toml(ServerSettings, "Settings of the FedREP server. Every line shows the default."))
     print(
-        f"Wrote {path}. Next: put key.pem, cert.pem and root.pem into the credentials folder, then fedrep server --config {path}"
+        f"Wrote {path}. Next: enrol the server (fedrep enroll TOKEN --folder FOLDER, with `credentials` set to that folder), "
+        f"then fedrep server --config {path} --check"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -25,7 +26,9 @@ from services.cli.main import main
 from services.runtime.files import lock_folder
 from services.runtime.observer_client import ObserverClient
 from services.runtime.run_config import AggregatorConfig, DeadlineConfig, RunConfig, sign_run
+from services.runtime.settings import load_settings
 from services.runtime.tls import channel_options, client_channel_credentials
+from services.server.config import ServerSettings
 from services.server.store import open_store
 from tests.contract.live_server import PARAMETERS, SILOS, LiveServer, People, stage, wait_until
 from tests.contract.mini_client import SECONDS, MiniSilo, play_round
@@ -313,3 +316,16 @@ def test_the_runs_of_a_killed_server_are_there_again(people: People, tmp_path: P
     assert states["paused"] == ("paused", "look")
     assert states["stopped"] == ("stopped", "done")
     assert states["waiting"][0] == "waiting"
+
+
+def test_the_file_that_init_writes_loads_as_it_is_and_with_any_line_uncommented(tmp_path: Path) -> None:
+    path = tmp_path / "server.toml"
+    assert main(["server", "init", str(path)]) == 0
+    lines = path.read_text().splitlines()
+    defaults = load_settings(ServerSettings, path, "FEDREP_SERVER", {})
+    settings = [number for number, line in enumerate(lines) if re.match(r"# [a-z_]+ = ", line)]
+    assert len(settings) > 10
+    for number in settings:
+        changed = [line.removeprefix("# ") if position == number else line for position, line in enumerate(lines)]
+        path.write_text("\n".join(changed))
+        assert load_settings(ServerSettings, path, "FEDREP_SERVER", {}) == defaults, lines[number]
