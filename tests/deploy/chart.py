@@ -103,10 +103,10 @@ def case(name: str) -> list[Manifest]:
     return render(MATRIX[name])
 
 
-def render(values: Manifest, *, operators: bool = True, identities: bool = True) -> list[Manifest]:
+def render(values: Manifest, *, operators: bool = True, chart: Path = CHART) -> list[Manifest]:
     """Identities are named unless told otherwise, so that a test says only what it is about."""
-    merged = _merged(IDENTITIES, values) if identities else values
-    arguments = [str(HELM), "template", "fed", str(CHART), "--namespace", "fedrep", "--values", "-"]
+    merged = _merged(IDENTITIES, values)
+    arguments = [str(HELM), "template", "fed", str(chart), "--namespace", "fedrep", "--values", "-"]
     done = subprocess.run(
         [*arguments, *(OPERATORS if operators else ())], input=json.dumps(merged), capture_output=True, text=True, timeout=60
     )

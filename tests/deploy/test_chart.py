@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -208,3 +209,23 @@ def test_certificates_carry_the_federation_identity(rendered: dict[str, list[Man
     identity = next(volume for volume in pod["volumes"] if volume["name"] == "identity")
     assert identity["secret"]["secretName"] == server["secretName"]
     assert {item["path"] for item in identity["secret"]["items"]} == {"key.pem", "cert.pem", "root.pem"}
+
+
+@pytest.mark.parametrize(
+    ("name", "commands"),
+    [
+        ("sqlite", ["helm test fed --namespace fedrep", "port-forward service/fed-fedrep-dashboard 8080:80"]),
+        ("silo-with-gpu", ["exec statefulset/fed-fedrep-silo -- fedrep client check", "logs statefulset/fed-fedrep-silo"]),
+        ("everything-off", ["get pods", "helm show values"]),
+    ],
+)
+def test_the_notes_tell_the_next_two_commands(name: str, commands: list[str], tmp_path: Path) -> None:
+    """`helm template` leaves the notes out, so a copy of the chart shows them as an object."""
+    chart = tmp_path / "fedrep"
+    shutil.copytree(CHART, chart)
+    notes = (chart / "templates" / "NOTES.txt").read_text()
+    (chart / "templates" / "_notes.tpl").write_text('{{- define "fedrep.notes" }}' + notes + "{{- end }}")
+    (chart / "templates" / "shown.yaml").write_text('kind: Notes\nnotes: |\n  {{- include "fedrep.notes" . | nindent 2 }}\n')
+    (shown,) = [item for item in render(MATRIX[name], chart=chart) if item["kind"] == "Notes"]
+    for command in commands:
+        assert command in shown["notes"]
