@@ -7,7 +7,7 @@ import json
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from fedrep.errors import StoreUnavailableError
+from fedrep.protocol.manifests import SiloName
 from fedrep.wire.v1 import federation_pb2 as pb
 from fedrep.wire.v1.federation_pb2_grpc import FederationServiceStub
 from services.runtime.run_config import DeadlineConfig, StopConfig
@@ -30,6 +31,7 @@ from tests.contract.live_server import (
     SILOS,
     LiveServer,
     People,
+    refusal,
     stage,
     wait_for_round,
     wait_until,
@@ -312,3 +314,49 @@ def test_rpcs_and_phases_of_rounds_are_traced(people: People, tmp_path: Path, mo
     assert (whole.attributes["fedrep.run"], whole.attributes["fedrep.outcome"]) == ("traced", "applied")
     assert whole.start_time == phases[0].start_time
     assert whole.end_time == phases[-1].end_time
+
+
+def test_what_cannot_be_written_is_refused_and_can_be_asked_again(
+    server: LiveServer, run_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk while an admin and a silo change things: UNAVAILABLE, nothing half done, and the same call works later."""
+    store = server.running.coordinator.store
+
+    def full(*_: object) -> None:
+        raise StoreUnavailableError("the disk is full")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(store, "create_run", full)
+        with pytest.raises(StoreUnavailableError):
+            server.ask(create(server, run_name))
+    server.create_run(run_name)
+    silo = server.silo("silo-a")
+    silo.join(run_name)
+    before = server.snapshot(run_name)
+    driver = server.driver(run_name)
+    with monkeypatch.context() as broken:
+        for name in ("append_events", "save_progress", "set_run_state"):
+            broken.setattr(store, name, full)
+        first = SiloName("silo-a")
+        changes: list[Callable[[], Awaitable[None]]] = [
+            lambda: driver.leave(first),
+            lambda: driver.pause("look"),
+            lambda: driver.change_attendance(lambda now: now.exclude(first), "excluded", "", first),
+            lambda: server.running.coordinator.roll_back(driver, 0),
+        ]
+        for change in changes:
+            with pytest.raises(StoreUnavailableError):
+                server.ask(change())
+        refused = refusal(lambda: server.silo("silo-b").join(run_name))
+        assert refused == ("UNAVAILABLE", "STORE_UNAVAILABLE")
+    after = dict(server.snapshot(run_name))
+    assert {row.name for row in after.pop("silos")} == {"silo-a", "silo-b"}  # that it was seen may be known
+    assert after == {key: value for key, value in before.items() if key != "silos"}
+    server.silo("silo-b").join(run_name)
+    server.ask(driver.pause("look"))
+    assert driver.state.value == "paused"
+
+
+async def create(server: LiveServer, name: str) -> None:
+    signed, config, vector = server.signed_run(name)
+    await server.running.coordinator.create_run(signed, config.options(""), vector.tobytes())
