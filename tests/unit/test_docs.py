@@ -1,0 +1,59 @@
+"""What the documents point at exists: tests named as evidence, files, commands, and links between pages."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from services.cli.main import COMMANDS
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+FOLDERS = "tests|services|fedrep|docs|dashboard|lab|deploy|benchmarks|proto"
+
+
+def named(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.fixture(scope="module")
+def tests() -> dict[Path, str]:
+    return {path: path.read_text() for path in (ROOT / "tests").rglob("*.py")}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_every_test_that_a_page_names_exists(page: Path, tests: dict[Path, str]) -> None:
+    text = page.read_text()
+    defined = {name for source in tests.values() for name in re.findall(r"def (test_\w+)\(", source)}
+    assert set(re.findall(r"`(test_\w+)`", text)) <= defined
+    assert set(re.findall(r"`(test_\w+\.py)`", text)) <= {path.name for path in tests}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_every_file_and_link_on_a_page_leads_somewhere(page: Path) -> None:
+    text = page.read_text()
+    files = set(re.findall(rf"`((?:{FOLDERS})/[\w./-]*)`", text))
+    links = {link for link in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in link}
+    assert [name for name in sorted(files) if not (ROOT / name).exists()] == []
+    assert [link for link in sorted(links) if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_every_command_on_a_page_is_one(page: Path) -> None:
+    text = page.read_text()
+    blocks = re.findall(r"```\w*\n(.*?)```", text, re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines()]
+    typed = re.findall(r"`fedrep ([a-z]+)", text) + [found[1] for line in lines if (found := re.match(r"fedrep ([a-z]+)", line))]
+    assert set(typed) <= set(COMMANDS)
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"`make ([a-z-]+)", text)) <= targets
+
+
+def test_the_threat_model_names_evidence_for_every_adversary_in_it() -> None:
+    text = (ROOT / "docs" / "threat-model.md").read_text()
+    adversaries = text.partition("## Adversaries")[2].partition("\n## ")[0].split("\n### ")[1:]
+    silent = [part.splitlines()[0] for part in adversaries if "test_" not in part and "tests/" not in part]
+    assert len(adversaries) >= 5
+    assert silent == []
