@@ -15,6 +15,7 @@ from fedrep.errors import ConflictError, InvalidInputError, SettingsError
 from services.cli.output import JSON_HELP, emit
 from services.identity.authority import LEAF_DAYS, REGISTER_FILE, CertificateAuthority, issue_credentials, request_fingerprint
 from services.identity.certificates import REVOCATIONS_FILE, Credentials, TrustStore, load_chain
+from services.identity.enrolment_client import split_address
 from services.identity.folder import FederationAddresses, pack_bundle
 from services.identity.names import Identity, Role, identity_of
 from services.identity.register import Hosts, Register
@@ -69,6 +70,9 @@ def init(
     as_json: AsJson = False,
 ) -> None:
     """Make the federation's root: a P-256 key sealed with a passphrase, and its certificate."""
+    if address.count(":") == 1:
+        raise InvalidInputError(f"--address {address}: give the host alone; `fedrep ca serve` listens on ports 8551 and 8552.")
+    split_address(server)
     authority = CertificateAuthority.create(folder, federation, read_passphrase(passphrase_file, confirm=True), years=years)
     PublicAddresses(f"{address}:8551", f"{address}:8552", server).save(folder)
     emit(_describe(authority), as_json, _render_authority)

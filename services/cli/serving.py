@@ -21,7 +21,7 @@ async def serve_authority(authority: CertificateAuthority, settings: AuthoritySe
     except SettingsError:  # an authority made by hand; silos then get the address it listens on
         public = None
     with lock_folder(settings.folder):
-        server = AuthorityServer(EnrolmentDesk(authority, settings.days), settings.listening(public))
+        server = AuthorityServer(EnrolmentDesk(authority, settings.days), settings.listening(public), settings.limits())
         await server.start()
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()

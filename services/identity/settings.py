@@ -9,7 +9,8 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedrep.errors import SettingsError
-from services.identity.authority_server import Addresses
+from services.identity.authority_server import Addresses, Limits
+from services.identity.rate_limit import RateLimit
 from services.runtime.files import write_atomically
 
 ADDRESSES_FILE = "addresses.json"
@@ -25,11 +26,15 @@ class AuthoritySettings(BaseModel):
     certificate_port: int = Field(8552, ge=0, le=65535)
     health_port: int | None = Field(None, ge=0, le=65535)
     days: float = Field(30, gt=0, le=365)
+    enrolments_per_source: int = Field(10, ge=1, description="at once from one address; more if silos share one")
     passphrase_file: Path | None = None
     log_json: bool | None = None
 
     def listening(self, public: str | None) -> Addresses:
         return Addresses(self.host, self.enrolment_port, self.certificate_port, self.health_port, public)
+
+    def limits(self) -> Limits:
+        return Limits(enrol_per_source=RateLimit(burst=self.enrolments_per_source, per_second=0.1))
 
 
 @dataclass(frozen=True)
