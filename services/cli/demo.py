@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import textwrap
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,14 +18,18 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def demo(
-    silos: Annotated[int, typer.Option(help="Silos, attackers included.")] = 10,
-    rounds: Annotated[int, typer.Option(help="Rounds to play.")] = 60,
-    byzantine: Annotated[int, typer.Option(help="Silos that attack; the rule is told to expect that many.")] = 2,
-    attack: Annotated[str, typer.Option(help="What the attackers send (see fedrep.attacks).")] = "foe",
+    silos: Annotated[int, typer.Option(help="Silos, attackers included.", min=2)] = 10,
+    rounds: Annotated[int, typer.Option(help="Rounds to play.", min=1)] = 60,
+    byzantine: Annotated[int, typer.Option(help="Silos that attack; the rule is told to expect that many.", min=0)] = 2,
+    attack: Annotated[
+        str, typer.Option(help="What the attackers send: foe, alie, signflip, bitflip, ...; an unknown name lists all.")
+    ] = "foe",
     aggregator: Annotated[str, typer.Option(help="Robust rule over the buffers.")] = "geometric_median",
-    alpha: Annotated[float, typer.Option(help="Share of random coordinates in a proposal.")] = 0.5,
-    buffer_size: Annotated[int, typer.Option(help="Silos per buffer.")] = 2,
-    drop_rate: Annotated[float, typer.Option(help="Chance per second that some silo is killed and started again.")] = 0.0,
+    alpha: Annotated[float, typer.Option(help="Share of random coordinates in a proposal.", min=0, max=1)] = 0.5,
+    buffer_size: Annotated[int, typer.Option(help="Silos per buffer.", min=2)] = 2,
+    drop_rate: Annotated[
+        float, typer.Option(help="Chance per second that some silo is killed and started again.", min=0, max=1)
+    ] = 0.0,
     dataset: Annotated[str, typer.Option(help="digits, fashion_mnist or cifar10.")] = "digits",
     data_dir: Annotated[Path | None, typer.Option(help="Where fashion_mnist or cifar10 lie.")] = None,
     compare: Annotated[bool, typer.Option("--compare", help="Play it again with the plain mean, and show both.")] = False,
@@ -57,17 +63,17 @@ def demo(
     )
     with play(settings, quiet=as_json or not sys.stderr.isatty()) as result:
         emit(result, as_json, _summary)
-        if not exit_at_once and not as_json:
+        sys.stdout.flush()  # a reader at the end of a pipe waits for it too
+        if not exit_at_once:
             _wait(str(result["dashboard_url"]))
 
 
 def _summary(result: Any) -> str:
     lines = [
-        "",
         f"Accuracy {result['final_accuracy']:.3f} (all data in one place: {result['central_accuracy']:.3f}) "
         f"after {result['rounds_applied']} applied and {result['rounds_skipped']} skipped rounds.",
         f"Traffic of all silos: {result['bytes_up'] / 1e6:.2f} MB up, {result['bytes_down'] / 1e6:.2f} MB down.",
-        f"Epsilon of the proposals: {result['epsilon_text']} in all. {result['epsilon_covers']}",
+        f"Epsilon of the proposals: {result['epsilon_text']} in all. It covers {result['epsilon_covers']}.",
     ]
     if result.get("comparison"):
         other = result["comparison"]
@@ -75,7 +81,8 @@ def _summary(result: Any) -> str:
             f"The same attack against the plain mean: accuracy {other['final_accuracy']:.3f}. "
             "The dashboard's Compare page shows both."
         )
-    return "\n".join(lines)
+    width = shutil.get_terminal_size().columns
+    return "\n" + "\n".join(textwrap.fill(line, width) for line in lines)
 
 
 def _wait(url: str) -> None:

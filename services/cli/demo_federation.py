@@ -22,8 +22,10 @@ from fedrep.protocol.model_state import model_hash
 from fedrep.protocol.preflight import preflight
 from fedrep.wire.v1 import observer_pb2 as pb
 from services.cli.demo_view import DemoView
-from services.cli.processes import Processes, free_port
+from services.cli.processes import Processes, free_port, orderly_end
 from services.cli.settings_file import toml_document
+from services.client.config import DrillSettings
+from services.client.drill import Drill
 from services.client.trainer import Trainer
 from services.client.trainers.build import build_trainer
 from services.client.trainers.settings import TrainerSettings
@@ -37,8 +39,9 @@ from services.runtime.observer_client import ObserverClient
 from services.runtime.run_config import AggregatorConfig, DeadlineConfig, RunConfig, sign_run
 
 FEDERATION = "demo"
-START_SECONDS = 90.0
+START_SECONDS = 180.0
 ATTACK_OPTIONS: dict[str, dict[str, Any]] = {"foe": {"epsilon": 10.0}}
+MODELS = {"digits": "mlp", "fashion_mnist": "cnn", "cifar10": "cnn"}
 POLL_SECONDS = 0.5
 
 
@@ -57,11 +60,19 @@ class DemoSettings:
     compare: bool = False
     folder: Path | None = None
 
+    def check(self) -> None:
+        """What neither the trainer nor the preflight would say in a person's words."""
+        if self.dataset not in MODELS:
+            raise SettingsError(f"there is no dataset {self.dataset!r}; choose one of {', '.join(MODELS)}")
+        Drill.of(self.drill())
+
+    def drill(self) -> DrillSettings:
+        return DrillSettings(attack=self.attack, options=ATTACK_OPTIONS.get(self.attack, {}))
+
     def trainer(self, index: int) -> dict[str, Any]:
-        model = {"digits": "mlp", "fashion_mnist": "cnn", "cifar10": "cnn"}[self.dataset]
         values: dict[str, Any] = {
             "dataset": self.dataset,
-            "model": model,
+            "model": MODELS[self.dataset],
             "shard_index": index,
             "shard_count": self.silos,
             "learning_rate": 0.5 if self.dataset == "digits" else 0.1,
@@ -97,35 +108,55 @@ def silo_name(index: int) -> str:
 @contextmanager
 def play(settings: DemoSettings, *, quiet: bool) -> Iterator[dict[str, Any]]:
     """Plays the run (twice with `compare`) and yields the result while server and dashboard are still up."""
-    with tempfile.TemporaryDirectory(prefix="fedrep-demo-") as temporary:
+    settings.check()
+    trainer = build_trainer(TrainerSettings(**settings.trainer(0)))
+    _check_runs(settings, trainer)
+    with orderly_end(), tempfile.TemporaryDirectory(prefix="fedrep-demo-") as temporary:
         folder = (settings.folder or Path(temporary)).resolve()
         with Processes(folder / "logs") as processes, DemoView(quiet) as view:
-            demo = _Demo(settings, folder, processes, view)
+            demo = _Demo(settings, trainer, folder, processes, view)
             result = demo.run()
             view.stop()
             yield result
 
 
+def _check_runs(settings: DemoSettings, trainer: Trainer) -> None:
+    """All problems of the settings before anything starts."""
+    vector = trainer.initial()
+    for aggregator in {settings.aggregator, *(["mean"] if settings.compare else [])}:
+        config = settings.run_config("demo", aggregator)
+        problems = preflight(config.manifest(vector.size, bytes(32), model_hash(vector)))
+        if problems:
+            raise SettingsError("these settings cannot work: " + "; ".join(problems))
+
+
 class _Demo:
-    def __init__(self, settings: DemoSettings, folder: Path, processes: Processes, view: DemoView) -> None:
+    def __init__(self, settings: DemoSettings, trainer: Trainer, folder: Path, processes: Processes, view: DemoView) -> None:
         self._settings = settings
+        self._trainer = trainer
         self._folder = folder
         self._processes = processes
         self._view = view
         self._ports = {name: free_port() for name in ("enrolment", "certificates", "server", "health", "metrics", "dashboard")}
         self._server = f"localhost:{self._ports['server']}"
         self._tokens = {role: secrets.token_urlsafe(24) for role in ("admin", "viewer")}
-        self._trainer: Trainer = build_trainer(TrainerSettings(**settings.trainer(0)))
+        self._reported: set[str] = set()
 
     def run(self) -> dict[str, Any]:
-        self._check()
         url = f"http://127.0.0.1:{self._ports['dashboard']}/"
-        self._view.say(f"Dashboard: {url}   admin token: {self._tokens['admin']}   viewer token: {self._tokens['viewer']}")
-        self._view.say(f"Logs: {self._folder / 'logs'}")
+        self._view.say(f"Dashboard: {url}")
+        for role, token in self._tokens.items():
+            self._view.say(f"  as {role:<6} {url}#token={token}")
+        self._view.say(f"Logs:      {self._folder / 'logs'}")
         self._start_authority()
-        self._enrol_everyone()
+        self._view.step("enrolling server, admin, dashboard, evaluator and silos")
+        self._enrol_all([("server", Role.SERVER), ("admin", Role.ADMIN), ("dashboard", Role.ADMIN)])
         self._start_server()
         self._start_dashboard()
+        silos = [(silo_name(index), Role.SILO) for index in range(self._settings.silos)]
+        self._enrol_all([("evaluator", Role.EVALUATOR), *silos])  # while the server starts
+        self._view.step("waiting for the server")
+        self._retry("server", lambda: self._client.call("ListRuns", pb.ListRunsRequest()))
         result = self._play("demo", self._settings.aggregator)
         if self._settings.compare:
             result["comparison"] = self._play("demo-mean", "mean")
@@ -133,18 +164,8 @@ class _Demo:
             **result,
             "central_accuracy": self._central_accuracy(),
             "dashboard_url": url,
-            "admin_token": self._tokens["admin"],
             "folder": str(self._folder),
         }
-
-    def _check(self) -> None:
-        """All problems of the settings before anything starts."""
-        vector = self._trainer.initial()
-        for aggregator in {self._settings.aggregator, *(["mean"] if self._settings.compare else [])}:
-            config = self._settings.run_config("demo", aggregator)
-            problems = preflight(config.manifest(vector.size, bytes(32), model_hash(vector)))
-            if problems:
-                raise SettingsError("these settings cannot work: " + "; ".join(problems))
 
     def _start_authority(self) -> None:
         self._view.step("starting the certificate authority")
@@ -153,13 +174,13 @@ class _Demo:
         self._root, self._register = authority.root, authority.folder
         ports = ["--enrolment-port", str(self._ports["enrolment"]), "--certificate-port", str(self._ports["certificates"])]
         self._processes.start(
-            "ca", ["ca", "serve", "--folder", str(authority.folder), *ports], {"FEDREP_CA_PASSPHRASE": passphrase}
+            "ca",
+            ["ca", "serve", "--folder", str(authority.folder), *ports],
+            # Everybody enrols from one address here, and may have to ask again.
+            {"FEDREP_CA_PASSPHRASE": passphrase, "FEDREP_CA__ENROLMENTS_PER_SOURCE": str(2 * self._settings.silos + 20)},
         )
 
-    def _enrol_everyone(self) -> None:
-        self._view.step("enrolling server, admin, dashboard, evaluator and silos")
-        people = [("server", Role.SERVER), ("admin", Role.ADMIN), ("dashboard", Role.ADMIN), ("evaluator", Role.EVALUATOR)]
-        people += [(silo_name(index), Role.SILO) for index in range(self._settings.silos)]
+    def _enrol_all(self, people: list[tuple[str, Role]]) -> None:
         register = Register(self._register / REGISTER_FILE)
         for name, role in people:
             hosts = Hosts(("localhost",), ("127.0.0.1",)) if role is Role.SERVER else Hosts((), ())
@@ -180,7 +201,6 @@ class _Demo:
         return self._folder / "identities" / name
 
     def _start_server(self) -> None:
-        self._view.step("starting the server")
         document = {
             "host": "127.0.0.1",
             "port": self._ports["server"],
@@ -194,7 +214,6 @@ class _Demo:
         self._processes.start("server", ["server", "--config", str(self._write("server", document))])
         credentials = Credentials.load(self._identity("admin"))
         self._admin, self._client = credentials, ObserverClient(self._server, credentials.root, credentials.key_pair)
-        self._retry("server", lambda: self._client.call("ListRuns", pb.ListRunsRequest()))
 
     def _start_dashboard(self) -> None:
         document = {
@@ -241,7 +260,7 @@ class _Demo:
         name = silo_name(index)
         document = self._client_document(run, name, index)
         if index < self._settings.byzantine:
-            document["drill"] = {"attack": self._settings.attack, "options": ATTACK_OPTIONS.get(self._settings.attack, {})}
+            document["drill"] = self._settings.drill().model_dump()
         self._processes.start(f"{run}-{name}", ["client", "--config", str(self._write(f"{run}-{name}", document))])
 
     def _start_evaluator(self, run: str) -> None:
@@ -260,8 +279,14 @@ class _Demo:
             self._processes.require("server")
             if summary.summary.round == 0 and time.monotonic() - seen > START_SECONDS:
                 raise FedrepError(f"no round ended within {START_SECONDS:.0f} seconds; the logs are in {self._folder / 'logs'}")
+            self._report_failures()
             self._drop(run)
             time.sleep(POLL_SECONDS)
+
+    def _report_failures(self) -> None:
+        for name in set(self._processes.failed()) - self._reported:
+            self._reported.add(name)
+            self._view.say(f"{name} ended with an error: {self._processes.last_words(name)}")
 
     def _drop(self, run: str) -> None:
         if secrets.SystemRandom().random() < self._settings.drop_rate * POLL_SECONDS:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from fedrep.privacy import shown
 
@@ -47,7 +48,7 @@ class DemoView:
         if self._live is None:
             self._live = Live(console=self._console, refresh_per_second=4)
             self._live.start()
-        self._live.update(_table(run, rounds))
+        self._live.update(picture(run, rounds))
 
     def _print_progress(self, run: Any, rounds: list[Any]) -> None:
         if not rounds:
@@ -58,25 +59,36 @@ class DemoView:
             self.say(f"... round {self._last} of {run.summary.rounds_planned}{accuracy}")
 
 
-def _table(run: Any, rounds: list[Any]) -> Table:
+def picture(run: Any, rounds: list[Any]) -> RenderableType:
+    """Two lines on the run and a table of its last rounds, within 80 columns."""
     summary = run.summary
-    accuracy = f"{summary.accuracy:.3f}" if summary.HasField("accuracy") else "-"
-    title = (
+    accuracy = f"{summary.accuracy:.3f}" if summary.HasField("accuracy") else "not known yet"
+    epsilon = shown(summary.epsilon_total if summary.HasField("epsilon_total") else None)
+    lines = [
         f"{summary.name}: {summary.state}, round {summary.round} of {summary.rounds_planned}, accuracy {accuracy}, "
-        f"{summary.aggregator}, {summary.silos_present}/{summary.silos_allowed} silos"
-    )
-    table = Table("round", "outcome", "accuracy", "up KB", "down KB", "epsilon", "seconds", "late", "dropped", title=title)
+        f"{summary.silos_present} of {summary.silos_allowed} silos",
+        f"{summary.aggregator}; {summary.bytes_up / 1e6:.2f} MB up, {summary.bytes_down / 1e6:.2f} MB down; "
+        f"epsilon {epsilon} in all",
+    ]
+    return Group(*(Text(line, no_wrap=True, overflow="ellipsis") for line in lines), "", _table(rounds))
+
+
+def _table(rounds: list[Any]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for heading in ("round", "accuracy", "up KB", "down KB", "epsilon", "sec", "late", "dropped"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("outcome", no_wrap=True, overflow="ellipsis")
     for item in rounds[-SHOWN_ROUNDS:]:
         statuses = [silo.status for silo in item.silos]
         table.add_row(
             str(item.round),
-            "applied" if item.outcome == 1 else f"skipped: {item.reason}",
             f"{item.accuracy:.3f}" if item.HasField("accuracy") else "",
             f"{item.bytes_up / 1e3:.1f}",
             f"{item.bytes_down / 1e3:.1f}",
             shown(item.epsilon if item.HasField("epsilon") else None),
-            f"{sum(item.phase_seconds):.2f}",
+            f"{sum(item.phase_seconds):.1f}",
             str(statuses.count("late")),
             str(statuses.count("dropped")),
+            "applied" if item.outcome == 1 else f"skipped: {item.reason}",
         )
     return table

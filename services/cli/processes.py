@@ -9,13 +9,17 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from fedrep.errors import FedrepError
 
 GRACE_SECONDS = 8.0
 _PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded here: between fork and exec is no place for it
 
 
 def free_port() -> int:
@@ -40,9 +44,10 @@ class Processes:
         for process in self._running.values():
             if process.poll() is None:
                 process.terminate()
+        limit = time.monotonic() + GRACE_SECONDS
         for process in self._running.values():
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(GRACE_SECONDS)
+                process.wait(max(limit - time.monotonic(), 0.0))
             if process.poll() is None:
                 process.kill()
                 process.wait()
@@ -57,7 +62,7 @@ class Processes:
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **(environment or {})},
                 start_new_session=True,  # Ctrl-C reaches the parent only, which then ends its children in order
-                preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+                preexec_fn=partial(_end_with_parent, os.getpid()) if _LIBC is not None else None,
             )
 
     def kill(self, name: str) -> None:
@@ -70,6 +75,10 @@ class Processes:
         process = self._running.get(name)
         return process is not None and process.poll() is None
 
+    def failed(self) -> list[str]:
+        """Names of those that ended by themselves with an error."""
+        return [name for name, process in self._running.items() if (process.poll() or 0) > 0]
+
     def require(self, name: str) -> None:
         """Fails with the last words of a process that should be running."""
         process = self._running[name]
@@ -81,6 +90,24 @@ class Processes:
         return text.splitlines()[-1] if text else "it said nothing"
 
 
-def _end_with_parent() -> None:
+@contextmanager
+def orderly_end() -> Iterator[None]:
+    """SIGTERM and a closed terminal leave through the same doors as Ctrl-C, so that children and files go too."""
+
+    def leave(number: int, _frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end_with_parent(parent: int) -> None:
     """Linux ends the child even when the parent is killed without a chance to clean up."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    assert _LIBC is not None
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it died before the line above
+        os._exit(1)

@@ -37,7 +37,7 @@ def demo(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         process = subprocess.Popen(command, stdout=output, stderr=output)
     try:
         for _ in range(600):
-            found = re.search(r"Dashboard: (http://\S+?)/?\s+admin token: (\S+)", said.read_text())
+            found = re.search(r"as admin +(http://\S+?)/#token=(\S+)", said.read_text())
             if found and (folder / "demo" / "logs" / "dashboard.log").exists():
                 break
             assert process.poll() is None, said.read_text()
