@@ -68,7 +68,7 @@ def plan(
         buffer_size=buffer_size,
         reshuffle_every=1,
         ring_bits=ring_bits,
-        value_bits=quantize.value_bits(ring_bits, buffers.largest_buffer(min(needed, silos), silos, buffer_size)),
+        value_bits=quantize.value_bits(ring_bits, largest_buffer(needed, silos, buffer_size)),
         downlink_bits=downlink_bits,
         initial_range=1.0,
         smallest_range=1.0,
@@ -141,10 +141,15 @@ def buffer_sizes(run: RunManifest) -> dict[str, Any]:
     return {
         "count": m // run.buffer_size,
         "sizes": buffers.sizes(m, run.buffer_size),
-        "largest": buffers.largest_buffer(min(run.quorum, m), m, run.buffer_size),
+        "largest": largest_buffer(run.quorum, m, run.buffer_size),
         "value_bits": run.value_bits,
         "ring_bits": run.ring_bits,
     }
+
+
+def largest_buffer(quorum: int, silos: int, buffer_size: int) -> int:
+    """Also for a quorum that the preflight will refuse, so that its reasons can be listed with the rest."""
+    return buffers.largest_buffer(max(min(quorum, silos), buffer_size), silos, buffer_size)
 
 
 def slack(run: RunManifest) -> dict[str, int]:

@@ -330,6 +330,8 @@ def test_plan_survives_settings_for_which_little_can_be_said(capsys: pytest.Capt
     text = capsys.readouterr().out
     assert "none can be promised" in text
     assert text.count("cannot be counted") == 2
+    assert main(["plan", "--quorum", "1"]) == 1
+    assert "  - quorum 1: at least " in capsys.readouterr().out
     assert main(["plan", "--silos", "3", "--buffer-size", "4"]) == 1
     assert "3 silos cannot fill one buffer of 4" in capsys.readouterr().err
 
