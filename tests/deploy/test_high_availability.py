@@ -14,12 +14,13 @@ import pytest
 
 from fedrep.protocol.model_state import model_hash
 from fedrep.wire.v1 import observer_pb2 as pb
+from services.cli.main import CANNOT_CONNECT, OK, main
 from services.client.daemon import SiloDaemon
 from services.server.high_availability import LOST_LEAD
 from services.server.leadership import LEADER_LOCK
 from services.server.model_store import open_model_store
 from services.server.store import open_store
-from tests.deploy.replicas import Relay, Replicas
+from tests.deploy.replicas import Relay, Replica, Replicas
 from tests.services.federation import Federation, StubTrainer, free_port, run_scenario
 from tests.services.store_fixtures import NewUrl
 
@@ -176,7 +177,15 @@ def test_a_standby_ends_when_it_is_told_to_and_a_leader_hands_over_when_it_ends(
         second, third = replicas.start("second"), replicas.start("third")
         for standby in (second, third):
             await standby.until("SERVING", "live")
+
+        def asked(replica: Replica, *options: str) -> int:
+            return main(["server", "health", "--address", f"127.0.0.1:{replica.health_port}", *options])
+
+        assert await asyncio.to_thread(asked, first) == OK
+        assert await asyncio.to_thread(asked, second) == CANNOT_CONNECT
+        assert await asyncio.to_thread(asked, second, "--live") == OK
         assert third.terminate() == 0
+        assert await asyncio.to_thread(asked, third, "--live") == CANNOT_CONNECT
         assert first.terminate() == 0
         await second.until("SERVING")
         assert second.terminate() == 0
