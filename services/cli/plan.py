@@ -149,7 +149,7 @@ def buffer_sizes(run: RunManifest) -> dict[str, Any]:
 
 def largest_buffer(quorum: int, silos: int, buffer_size: int) -> int:
     """Also for a quorum that the preflight will refuse, so that its reasons can be listed with the rest."""
-    return buffers.largest_buffer(max(min(quorum, silos), buffer_size), silos, buffer_size)
+    return buffers.largest_buffer(min(max(quorum, buffer_size), silos), silos, buffer_size)
 
 
 def slack(run: RunManifest) -> dict[str, int]:
