@@ -12,7 +12,6 @@ import argparse
 import json
 import os
 import platform
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.environment import ROOT, peer_python
+from benchmarks.measuring import Worker
 
 REQUIREMENTS = ["byzfl==0.0.11", "torch==2.13.0"]
 RESULTS = ROOT / "benchmarks" / "results" / "aggregators.json"
@@ -73,33 +73,7 @@ class Outcome:
     disagreement: float | None
 
 
-class Side:
-    """A worker process and the questions it answers."""
-
-    def __init__(self, name: str, python: Path) -> None:
-        worker = Path(__file__).with_name("aggregators_worker.py")
-        self._process = subprocess.Popen(
-            [str(python), str(worker), name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
-        )
-
-    def ask(self, **command: Any) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps(command) + "\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit(f"The worker ended in the middle of {command}: probably out of memory. Try --quick.")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-
-
-def measure(ours: Side, peer: Side, rule: str, n: int, d: int, repeats: int, folder: Path) -> Outcome:
+def measure(ours: Worker, peer: Worker, rule: str, n: int, d: int, repeats: int, folder: Path) -> Outcome:
     ways = [] if _peer_bytes(rule, n, d) > _free_bytes() else ["numpy", "torch"]
     best: dict[str, float] = {}
     busy: dict[str, float] = {}
@@ -132,7 +106,7 @@ def measure(ours: Side, peer: Side, rule: str, n: int, d: int, repeats: int, fol
     )  # fmt: skip
 
 
-def _disagreement(ours: Side, peer: Side, rule: str, folder: Path) -> float:
+def _disagreement(ours: Worker, peer: Worker, rule: str, folder: Path) -> float:
     for name, side in (("ours", ours), ("peer", peer)):
         side.ask(do="save", rule=rule, f=BYZANTINE, path="numpy", to=str(folder / f"{name}.npy"))
     mine, theirs = (np.load(folder / f"{name}.npy").astype(np.float64) for name in ("ours", "peer"))
@@ -186,7 +160,9 @@ def _shown(value: float | None, form: str) -> str:
 
 
 def compare(rules: list[str], rows: list[int], sizes: list[int], *, quick: bool) -> Iterator[Outcome]:
-    ours, peer = Side("fedrep", Path(sys.executable)), Side("byzfl", peer_python("byzfl", REQUIREMENTS))
+    worker = str(Path(__file__).with_name("aggregators_worker.py"))
+    ours = Worker([sys.executable, worker, "fedrep"])
+    peer = Worker([str(peer_python("byzfl", REQUIREMENTS)), worker, "byzfl"])
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for n, d in product(rows, sizes):

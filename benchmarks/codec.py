@@ -12,18 +12,17 @@ import argparse
 import json
 import math
 import platform
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.measuring import Work, interleaved
 from fedrep.coding import decode_coordinates, encode_coordinates
 from fedrep.quantize import RingFormat, open_mean, quantize, value_bits
 from fedrep.sparsify import obfuscate, top_k
@@ -31,8 +30,6 @@ from fedrep.sparsify import obfuscate, top_k
 MODELS = (270_000, 5_000_000)
 DENSITIES = (0.01, 0.05)
 SILOS = 32
-
-Work = Callable[[], Any]
 
 
 @dataclass(frozen=True)
@@ -54,16 +51,6 @@ class CodeLength:
     bits_per_coordinate: float
     entropy_bits_per_coordinate: float
     ratio: float
-
-
-def interleaved(work: dict[str, Work], repeats: int) -> dict[str, float]:
-    best = dict.fromkeys(work, math.inf)
-    for _ in range(repeats):
-        for name, call in work.items():
-            start = time.process_time()
-            call()
-            best[name] = min(best[name], 1e3 * (time.process_time() - start))
-    return best
 
 
 def timing(work: str, d: int, count: int, ours: Work, yardsticks: Mapping[str, Work], repeats: int) -> Timing:

@@ -12,7 +12,6 @@ import argparse
 import json
 import os
 import platform
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -30,6 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.environment import ROOT, peer_python
+from benchmarks.measuring import Worker, timed
 from fedrep.coding import encode_values
 from fedrep.protocol.messages import Outcome, Update
 from fedrep.quantize import RingFormat, open_mean, quantize, value_bits
@@ -71,38 +71,6 @@ class Round:
     ms: float
     up_bytes: int
     down_bytes: int
-
-
-class Peer:
-    """flwr, in its own interpreter."""
-
-    def __init__(self) -> None:
-        worker = Path(__file__).with_name("secagg_flwr.py")
-        self._process = subprocess.Popen(
-            [str(peer_python("flwr", REQUIREMENTS)), str(worker)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-
-    def ask(self, case: str, **arguments: int) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps({"case": case, **arguments}) + "\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit(f"flwr's process ended in the middle of {case} {arguments}; its error stands above.")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-
-
-def timed(work: Callable[[], object]) -> float:
-    begun = time.process_time()
-    work()
-    return 1e3 * (time.process_time() - begun)
 
 
 def fresh(number: int) -> AgreementKey:
@@ -172,7 +140,7 @@ def _left_in_sum(survivors: range, dropped: int) -> list[Mask]:
     return masks
 
 
-def measure_client(peer: Peer, d: int, mates: int, repeats: int) -> Row:
+def measure_client(peer: Worker, d: int, mates: int, repeats: int) -> Row:
     update = np.random.default_rng(d).normal(0, 0.01, d).astype(np.float32)
     ring = RingFormat(16, value_bits(16, mates + 1))
     ours, theirs, bare = np.inf, np.inf, np.inf
@@ -180,30 +148,30 @@ def measure_client(peer: Peer, d: int, mates: int, repeats: int) -> Row:
         for _ in range(5):
             ours = min(ours, timed(client(update, ring, mates)))
             bare = min(bare, timed(floor(d, mates + 1)))
-        theirs = min(theirs, peer.ask("client", d=d, mates=mates)["ms"])
+        theirs = min(theirs, peer.ask(case="client", d=d, mates=mates)["ms"])
     work = f"client: quantize, mask, serialize {d:,} values, {mates} mates"
     return Row(work, ours, theirs, theirs / ours, 10, bare, ours / bare, 3)
 
 
-def measure_agreement(peer: Peer, mates: int, repeats: int) -> Row:
+def measure_agreement(peer: Worker, mates: int, repeats: int) -> Row:
     ours, theirs = np.inf, np.inf
     for _ in range(repeats):
         ours = min(ours, *(timed(agree(mates)) for _ in range(5)))
-        theirs = min(theirs, peer.ask("agree", mates=mates)["ms"])
+        theirs = min(theirs, peer.ask(case="agree", mates=mates)["ms"])
     return Row(f"client: agree on keys with {mates} mates", ours, theirs, theirs / ours, None)
 
 
-def measure_server(peer: Peer, d: int, s: int, dropped: int, repeats: int) -> Row:
+def measure_server(peer: Worker, d: int, s: int, dropped: int, repeats: int) -> Row:
     ring = RingFormat(16, value_bits(16, s))
     ours, theirs = np.inf, np.inf
     for _ in range(repeats):
         ours = min(ours, *(timed(server(d, s, dropped, ring)) for _ in range(2)))
-        theirs = min(theirs, peer.ask("server", d=d, s=s, dropped=dropped)["ms"])
+        theirs = min(theirs, peer.ask(case="server", d=d, s=s, dropped=dropped)["ms"])
     work = f"server: unmask and average {d:,} values, s = {s}" + (f", {dropped} dropout" if dropped else "")
     return Row(work, ours, theirs, theirs / ours, 10)
 
 
-def measure_shamir(peer: Peer, holders: int, threshold: int, repeats: int) -> list[Row]:
+def measure_shamir(peer: Worker, holders: int, threshold: int, repeats: int) -> list[Row]:
     secret = os.urandom(32)
     shares = dict(enumerate(shamir.split(secret, threshold, holders), start=1))
     works: dict[str, Callable[[], object]] = {
@@ -215,12 +183,12 @@ def measure_shamir(peer: Peer, holders: int, threshold: int, repeats: int) -> li
         ours, theirs = np.inf, np.inf
         for _ in range(repeats):
             ours = min(ours, timed(lambda work=work: [work() for _ in range(100)]) / 100)  # type: ignore[misc]
-            theirs = min(theirs, peer.ask(f"shamir_{name}", holders=holders, threshold=threshold)["ms"])
+            theirs = min(theirs, peer.ask(case=f"shamir_{name}", holders=holders, threshold=threshold)["ms"])
         rows.append(Row(f"Shamir {name}, {threshold} of {holders}", ours, theirs, theirs / ours, 100))
     return rows
 
 
-def measure_round(peer: Peer, d: int, silos: int, repeats: int) -> list[Round]:
+def measure_round(peer: Worker, d: int, silos: int, repeats: int) -> list[Round]:
     """Dense there, K = 0.05 d consensus coordinates here; neither side trains, both run in one process without a network."""
     # P-256 identities, as certificates have. Sizes of buffers and neighbourhoods are alike: eight here, seven there.
     federation = Federation.of(silos, parameters=d, buffer_size=8, coordinates=d // 20, key_kind="p256")
@@ -234,7 +202,7 @@ def measure_round(peer: Peer, d: int, silos: int, repeats: int) -> list[Round]:
         ours = min(ours, 1e3 * (time.process_time() - begun))
         if update.outcome is not Outcome.APPLIED:
             raise SystemExit(f"the round was not applied: {update.reason}")
-        answer = peer.ask("round", d=d, silos=silos, shares=7, threshold=5)
+        answer = peer.ask(case="round", d=d, silos=silos, shares=7, threshold=5)
         theirs = min(theirs, answer["ms"])
         if answer["error"] > 1e-4:
             raise SystemExit(f"flwr's round did not give the mean: off by {answer['error']}")
@@ -310,7 +278,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="270k values only, fewer repeats")
     parser.add_argument("--json", type=Path, default=RESULTS, help="where the numbers go")
     options = parser.parse_args(arguments)
-    peer = Peer()
+    peer = Worker([str(peer_python("flwr", REQUIREMENTS)), str(Path(__file__).with_name("secagg_flwr.py"))])
     console = Console(width=None if sys.stdout.isatty() else 150)
     sizes = [(270_000, 10)] if options.quick else [(270_000, 20), (5_000_000, 5)]
     rows = [measure_client(peer, d, 7, repeats) for d, repeats in sizes]

@@ -10,19 +10,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import platform
 import secrets
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.measuring import Work, interleaved
 from fedrep.coding import decode_coordinates, encode_coordinates, encode_values
 from fedrep.protocol.manifests import RunHash, share_threshold
 from fedrep.protocol.messages import Outcome, Update
@@ -39,8 +36,6 @@ SILOS, BUFFER, FRACTION, ALPHA = 32, 4, 0.05, 0.5
 LIMIT = 0.10  # of a training step, at the smallest size
 NAME, C2 = "silo-00", b"\2" * 32
 
-Work = Callable[[], Any]
-
 
 @dataclass(frozen=True)
 class SizeResult:
@@ -50,16 +45,6 @@ class SizeResult:
     total_ms: float
     ns_per_parameter: float
     share_of_training_step: float
-
-
-def interleaved(work: dict[str, Work], repeats: int) -> dict[str, float]:
-    best = dict.fromkeys(work, math.inf)
-    for _ in range(repeats):
-        for name, call in work.items():
-            start = time.process_time()
-            call()
-            best[name] = min(best[name], 1e3 * (time.process_time() - start))
-    return best
 
 
 def vector_work(d: int) -> tuple[dict[str, Work], int]:
