@@ -51,7 +51,8 @@ DIFFERENCES = (
     "calls of one object; ours starts at the most compact majority with relative scales unless told, and keeps nothing.",
     "ARC and clipping: byzfl overwrites its input; ours never does.",
     "NaN and infinity: byzfl lets them through (its geometric median drops infinite rows); ours refuses them by name.",
-    "FilterL2: byzfl has its relative CAF, whose power iteration starts at random; ours is deterministic; not compared.",
+    "FilterL2: byzfl has its relative CAF, whose power iteration starts at random, so that two calls differ, and does not end "
+    "if one row holds 1e8; ours is deterministic and ends; not compared.",
 )
 
 
