@@ -65,16 +65,20 @@ def init(
     folder: Folder = Path("ca"),
     address: Annotated[str, typer.Option(help="Host name under which silos reach this authority.")] = "localhost",
     server: Annotated[str, typer.Option(help="host:port of the federation server.")] = "localhost:8550",
+    enrolment_port: Annotated[int, typer.Option(help="Port of --address where silos enrol.", min=1, max=65535)] = 8551,
+    certificate_port: Annotated[int, typer.Option(help="Port of --address for renewal.", min=1, max=65535)] = 8552,
     years: Annotated[int, typer.Option(help="Life of the root in years.", min=1, max=30)] = 10,
     passphrase_file: PassphraseFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Make the federation's root: a P-256 key sealed with a passphrase, and its certificate."""
     if address.count(":") == 1:
-        raise InvalidInputError(f"--address {address}: give the host alone; `fedrep ca serve` listens on ports 8551 and 8552.")
+        raise InvalidInputError(
+            f"--address {address}: give the host alone, and ports by --enrolment-port and --certificate-port."
+        )
     split_address(server)
     authority = CertificateAuthority.create(folder, federation, read_passphrase(passphrase_file, confirm=True), years=years)
-    PublicAddresses(f"{address}:8551", f"{address}:8552", server).save(folder)
+    PublicAddresses(f"{address}:{enrolment_port}", f"{address}:{certificate_port}", server).save(folder)
     emit(_describe(authority), as_json, _render_authority)
 
 

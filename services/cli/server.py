@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from fedrep.errors import SettingsError, StoreUnavailableError
+from services.cli.ca import server_cert
 from services.cli.output import JSON_HELP, emit
 from services.cli.settings_file import commented_toml, write_new
 from services.runtime.logging import configure_logging
@@ -20,6 +21,8 @@ app = typer.Typer(add_completion=False)
 Config = Annotated[Path | None, typer.Option("--config", help="Settings, TOML; FEDREP_SERVER__... wins over it.")]
 Json = Annotated[bool, typer.Option("--json", help=JSON_HELP)]
 HEALTH_SECONDS = 3.0
+
+app.command("cert")(server_cert)  # where a person looks for it first; `fedrep ca server-cert` is the same
 
 
 @app.callback(invoke_without_command=True)

@@ -224,3 +224,29 @@ def _forms(secret: bytes) -> list[str]:
     """How a secret could show up in text."""
     plain = base64.urlsafe_b64encode(secret).rstrip(b"=").decode()
     return [secret.hex(), base64.b64encode(secret).decode(), plain, repr(secret)[2:-1], str(list(secret))[1:-1]]
+
+
+def test_addresses_written_at_init_are_those_that_silos_can_dial(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = ("--folder", str(tmp_path / "ca"))
+    code, text = refusal(capsys, "ca", "init", "lungs", "--address", "ca.example.org:9551", *folder)
+    assert code == 1
+    assert "give the host alone, and ports by --enrolment-port" in text
+    code, text = refusal(capsys, "ca", "init", "lungs", "--server", "federation.example.org", *folder)
+    assert code == 1
+    assert "'federation.example.org' is not host:port" in text
+    assert not (tmp_path / "ca").exists()
+    answer(capsys, "ca", "init", "lungs", "--address", "ca.example.org", "--certificate-port", "9552", *folder)
+    said = json.loads((tmp_path / "ca" / "addresses.json").read_text())
+    assert said == {
+        "enrolment": "ca.example.org:8551",
+        "certificates": "ca.example.org:9552",
+        "server": "localhost:8550",
+    }
+
+
+def test_the_servers_certificate_is_made_by_fedrep_server_cert(
+    consortium: Consortium, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = answer(capsys, "server", "cert", "second", "--dns", "server.lungs", "--out", str(tmp_path), "--folder", consortium.ca)
+    assert made["identity"] == "spiffe://lungs/server/second"
+    assert Credentials.load(tmp_path).identity.role.value == "server"
