@@ -37,10 +37,10 @@ def doctor(
 
 
 def _render(result: Mapping[str, Any]) -> Any:
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
-    table = Table("check", "", "what was found", "what to do")
+    table = Table("check", "", Column("what was found", overflow="fold"), Column("what to do", overflow="fold"))
     for row in result["findings"]:
         outcome = Outcome(row["outcome"])
         table.add_row(row["check"], Text(outcome.value, _STYLE[outcome]), Text(row["text"]), Text(row["advice"]))

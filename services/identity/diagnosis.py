@@ -20,7 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from fedrep.errors import CryptoError, FedrepError
 from services.identity.certificates import CLOCK_SKEW, Credentials, TrustStore
-from services.identity.enrolment_client import get_revocations, known_revocations, split_address
+from services.identity.enrolment_client import UnreachableError, get_revocations, known_revocations, split_address
 from services.identity.folder import FederationAddresses, renewal_time
 from services.runtime.status import reason_of
 from services.runtime.tls import channel_options, client_channel_credentials
@@ -135,6 +135,15 @@ async def _authority(address: str, credentials: Credentials) -> list[Finding]:
         answer = await get_revocations(address, credentials, timeout=TIMEOUT)
         trust = credentials.trust_store(answer.revocations)
         trust.verify(credentials.chain)
+    except UnreachableError:
+        advice = (
+            "Check the network and that `fedrep ca serve` runs there. Certificates stay valid meanwhile; renewal and news of "
+            "revocations wait for it."
+        )
+        return [
+            Finding("revocation", Outcome.WARNING, f"the certificate authority at {address} does not answer", advice),
+            Finding("clock", Outcome.SKIPPED, "the certificate authority was not reached"),
+        ]
     except FedrepError as error:
         failed = error.reason == "CERTIFICATE_REVOKED"
         return [

@@ -345,6 +345,11 @@ def test_the_doctor_tells_failures_apart(authority: CertificateAuthority, server
             assert result is Outcome.FAILED
             assert "was revoked on" in text
         await ca.stop(0)
+        credentials(authority, tmp_path, "alone")
+        FederationAddresses("demo", "127.0.0.1:1", "", f"127.0.0.1:{ca.certificate_port}").save(tmp_path / "alone")
+        unanswered = {item.check: item for item in await diagnose(tmp_path / "alone")}
+        assert unanswered["revocation"].outcome is Outcome.WARNING
+        assert "Certificates stay valid meanwhile" in unanswered["revocation"].advice
 
     asyncio.run(run())
     assert asyncio.run(diagnose(tmp_path / "nobody"))[0].outcome is Outcome.FAILED
