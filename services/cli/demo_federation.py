@@ -227,8 +227,10 @@ class _Demo:
 
     def _play(self, run: str, aggregator: str) -> dict[str, Any]:
         self._create_run(run, aggregator)
-        self._view.step(f"starting {self._settings.silos} silos ({self._settings.byzantine} attack with {self._settings.attack})")
-        for index in range(self._settings.silos):
+        settings = self._settings
+        attackers = f"{settings.byzantine} attack with {settings.attack}" if settings.byzantine else "none attacks"
+        self._view.step(f"starting {settings.silos} silos ({attackers}) for run {run}, {aggregator}")
+        for index in range(settings.silos):
             self._start_silo(run, index)
         self._start_evaluator(run)
         self._watch(run)
