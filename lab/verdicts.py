@@ -94,6 +94,25 @@ class Checks:
         )
 
 
+def with_traffic(results: Sequence[Result], found: Verdict) -> Verdict:
+    """Realised shares of the coordinates whose values travel, which a claim of equal Gamma rests on."""
+    rows = []
+    for method in values_of(results, "method"):
+        for ratio in values_of(select(results, method=method), "ratio"):
+            up = score(results, "gamma", method=method, ratio=ratio)
+            down = score(results, "gamma_down", method=method, ratio=ratio)
+            if up is not None and down is not None:
+                name = METHOD_NAMES[method] if method == "share" else f"{METHOD_NAMES[method]}, K/d = {ratio}"
+                rows.append(
+                    {
+                        "comparison": f"{name}: share of values sent up, and received",
+                        "left": round(up, 4),
+                        "right": round(down, 4),
+                    }
+                )
+    return Verdict(found.status, found.sentence, [*found.rows, *rows])
+
+
 def alpha(results: Sequence[Result]) -> Verdict:
     checks = Checks(results)
     for attack in values_of(results, "attack"):
@@ -113,7 +132,7 @@ def rcgd_ef(results: Sequence[Result]) -> Verdict:
             ours, rival = {"method": "fedrep", "attack": attack}, {"method": "rcgd_ef", "attack": attack, "beta": beta}
             claim = "above" if attack == "alie" else "not_below"
             checks.compare(f"{attack}: FedREP and RCGD-EF (beta = {beta})", ours, rival, claim)
-    return checks.verdict()
+    return with_traffic(results, checks.verdict())
 
 
 def coordinates(results: Sequence[Result]) -> Verdict:
@@ -139,7 +158,7 @@ def sparse_secagg(results: Sequence[Result]) -> Verdict:
         for size in values_of(select(results, method="fedrep"), "s"):
             ours, rival = {"method": "fedrep", "ratio": ratio, "s": size}, {"method": "sparse_secagg", "ratio": ratio}
             checks.compare(f"Gamma <= {ratio}: FedREP with s = {size} and the best SparseSecAgg", ours, rival, "above")
-    return checks.verdict()
+    return with_traffic(results, checks.verdict())
 
 
 def share(results: Sequence[Result]) -> Verdict:
@@ -151,7 +170,7 @@ def share(results: Sequence[Result]) -> Verdict:
             claim = "higher" if attack == "alie" else "not_below"
             what = f"{attack}: FedREP at Gamma = {gamma:.3f} and SHARE" if gamma is not None else attack
             checks.compare(what, ours, rival, claim)
-    return checks.verdict()
+    return with_traffic(results, checks.verdict())
 
 
 def clt_k(results: Sequence[Result]) -> Verdict:
