@@ -63,7 +63,7 @@ def mean(
         anchors = len(prepared.points.inner) - prepared.count
         return prepared.aggregate(np.concatenate([share, np.zeros(anchors)]))
     vector = combine(prepared.values, share)
-    if not np.abs(vector).max() < LARGEST or prepared.values.dtype == np.float64:
+    if not (vector.max() < LARGEST and vector.min() > -LARGEST) or prepared.values.dtype == np.float64:
         refuse_nonfinite(prepared.values)
     return Aggregate(vector, weights=share)
 

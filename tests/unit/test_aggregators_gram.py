@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fedrep.aggregators import AGGREGATORS, centered_clipping, dnc, filter_l2, geometric_median, krum, multi_krum, nnm
+from fedrep.aggregators import AGGREGATORS, centered_clipping, compiled, dnc, filter_l2, geometric_median, krum, multi_krum, nnm
+from fedrep.aggregators import tiles as streaming
 from fedrep.aggregators.gram import ascending
 
 Rows = np.ndarray[Any, Any]
@@ -145,3 +147,17 @@ def test_dnc_drops_what_any_of_its_iterations_marked_and_keeps_the_least_marked_
     assert everything_marked.weights is not None
     assert 1 <= np.count_nonzero(everything_marked.weights) < 9
     assert everything_marked.weights.sum() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("name", sorted(AGGREGATORS))
+def test_memory_beyond_input_and_output_does_not_grow_with_the_model(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "_cores", lambda: 2)  # each thread has tiles of its own
+    monkeypatch.setattr(compiled, "_load", lambda: None)  # nor does a compiler count
+    vectors = rows(3, 2_000_000)
+    tracemalloc.start()
+    try:
+        result = AGGREGATORS[name](vectors, byzantine_count=0)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak - result.vector.nbytes < 5_000_000 < vectors[0].nbytes
