@@ -87,7 +87,7 @@ def centered_clipping(
         reach = radius if radius is not None else relative_radius * float(np.median(distances))
         longest = max(longest, float(distances.max()))
         active |= bool((distances >= reach).any())
-        factor = np.minimum(1.0, reach / np.maximum(distances, np.finfo(np.float64).tiny))
+        factor = np.where(distances > reach, reach / np.maximum(distances, reach or 1.0), 1.0)
         centre = (1.0 - factor.mean()) * centre
         centre[: points.count] += factor / points.count
     if not active and longest > 0.0:

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedrep.aggregators.gram import Points, ascending, points_of
 from fedrep.aggregators.outcome import (
+    LARGEST,
     Aggregate,
     Doubles,
     Values,
@@ -25,7 +26,7 @@ from fedrep.aggregators.outcome import (
     check_positive,
     warn,
 )
-from fedrep.aggregators.tiles import SMALL_PRODUCT, combine, each_chunk, tiles
+from fedrep.aggregators.tiles import CHUNK, SMALL_PRODUCT, combine, each_chunk, tiles
 from fedrep.errors import InvalidInputError, SettingsError
 
 
@@ -156,7 +157,8 @@ class Prepared:
         n = len(self.values)
         vector = combine(self.values, share[:n])
         if self.start is not None:
-            vector += np.float32(share[n + 1]) * self.start.astype(np.float32)
+            for at in tiles(0, len(vector), CHUNK):
+                vector[at] += (share[n + 1] * self.start[at]).astype(np.float32)
         original = self.original
         arrival = np.argmax(original.mixing[:n, :n], axis=1)  # original points are the rows in canonical order
         distances = np.empty(n)
@@ -248,10 +250,15 @@ def _shortened(points: Points, norms: Doubles, radius: float) -> Doubles:
 
 
 def _start_of(start: ArrayLike, d: int) -> NDArray[np.floating]:
-    vector = np.asarray(start, dtype=np.float64)
+    vector = np.asarray(start)
+    if vector.dtype not in (np.float32, np.float64):
+        vector = vector.astype(np.float64)
     if vector.shape != (d,):
         raise InvalidInputError(f"The starting point must have shape ({d},), not {vector.shape}.")
-    if not np.isfinite(vector).all():
-        at = int(np.argmin(np.isfinite(vector)))
-        raise InvalidInputError(f"The starting point cannot be used: coordinate {at} is {vector[at]}.")
+    usable = (vector <= LARGEST) & (vector >= -LARGEST)
+    if not usable.all():
+        at = int(np.argmin(usable))
+        raise InvalidInputError(
+            f"The starting point cannot be used: coordinate {at} is {vector[at]}, beyond float32 or not a number."
+        )
     return vector

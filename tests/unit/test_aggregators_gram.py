@@ -149,14 +149,16 @@ def test_dnc_drops_what_any_of_its_iterations_marked_and_keeps_the_least_marked_
     assert everything_marked.weights.sum() == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("name", sorted(AGGREGATORS))
+@pytest.mark.parametrize("name", [*sorted(AGGREGATORS), "centered_clipping from a start"])
 def test_memory_beyond_input_and_output_does_not_grow_with_the_model(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streaming, "_cores", lambda: 2)  # each thread has tiles of its own
     monkeypatch.setattr(compiled, "_load", lambda: None)  # nor does a compiler count
     vectors = rows(3, 2_000_000)
+    rule, _, start = name.partition(" from a ")
+    settings = {"start": vectors[0]} if start else {}
     tracemalloc.start()
     try:
-        result = AGGREGATORS[name](vectors, byzantine_count=0)
+        result = AGGREGATORS[rule](vectors, byzantine_count=0, **settings)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -136,9 +136,19 @@ def test_centered_clipping_follows_its_definition_from_any_start(start: str) -> 
 
 
 def test_a_bad_starting_point_is_refused() -> None:
-    for wrong in ("middle", np.zeros(3), np.full(700, np.nan)):
+    for wrong in ("middle", np.zeros(3), np.full(700, np.nan), np.full(700, 1e300)):
         with pytest.raises((SettingsError, InvalidInputError), match=r"[Ss]tart"):
             centered_clipping(rows(), start=wrong)
+
+
+def test_centered_clipping_may_start_at_one_of_its_rows() -> None:
+    vectors = rows()
+    wide, v = vectors.astype(np.float64), vectors[4].astype(np.float64)
+    apart = np.linalg.norm(wide - v, axis=1)
+    factor = np.where(apart > 3.0, 3.0 / np.maximum(apart, 1.0), 1.0)
+    v = v + (factor[:, None] * (wide - v)).mean(axis=0)
+    result = centered_clipping(vectors, byzantine_count=3, radius=3.0, iterations=1, start=vectors[4])
+    np.testing.assert_allclose(result.vector, v, atol=1e-6)
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e4])
