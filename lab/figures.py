@@ -40,7 +40,9 @@ def draw(experiment: Experiment, results: Sequence[Result]) -> bytes | None:
     for axis in axes[len(panels) :]:
         axis.set_visible(False)
     handles, names = axes[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=min(4, len(names)), fontsize=8, frameon=False)
+    widest = 0.6 + 0.065 * max(len(name) for name in names)  # inches, at this size of letters
+    columns = max(1, min(len(names), int(figure.get_size_inches()[0] / widest)))
+    figure.legend(handles, names, loc="outside lower center", ncols=columns, fontsize=8, frameon=False)
     return _png(figure)
 
 
@@ -96,7 +98,8 @@ def _sheet(count: int) -> tuple[Figure, list[Any]]:
 
     columns = min(count, _MOST_COLUMNS)
     rows = -(-count // columns)
-    size = (_PANEL_INCHES[0] * columns, _PANEL_INCHES[1] * rows + 0.6)
+    # A single panel is widened, so that its legend does not outgrow it.
+    size = (_PANEL_INCHES[0] * max(columns, 1.7), _PANEL_INCHES[1] * rows + 0.6)
     figure, axes = pyplot.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
     return figure, list(axes.flat)
 

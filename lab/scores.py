@@ -1,6 +1,6 @@
 """Reading finished cells: which belong together, and what a group of them comes to.
 
-A score is the mean over seeds at the best of the tried rates, as the paper chooses its rates.
+A score is the mean over seeds at the best of the tried rates (and settings of the method), as the paper chooses its rates.
 """
 
 from __future__ import annotations
@@ -11,9 +11,6 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from lab.results import Result
-
-# Settings that make repetitions of one point rather than points of their own.
-_REPEATED = ("seed", "rate")
 
 
 def select(results: Iterable[Result], **settings: Any) -> list[Result]:
@@ -33,13 +30,11 @@ def spread(results: Iterable[Result], metric: str = "best_accuracy", **settings:
 
 
 def best_rate(results: Sequence[Result]) -> list[Result]:
-    """All seeds of the rate with the best mean accuracy."""
-    rates: dict[float, list[Result]] = {}
-    for result in results:
-        rates.setdefault(result.cell.rate, []).append(result)
-    if len(rates) < 2:
+    """All seeds of the rate, and of the method's own settings, with the best mean accuracy."""
+    tried = grouped(results, lambda result: json.dumps([result.cell.rate, _plain(result.cell.method_settings)]))
+    if len(tried) < 2:
         return list(results)
-    return max(rates.values(), key=lambda group: statistics.fmean(float(one.metrics["best_accuracy"]) for one in group))
+    return max(tried.values(), key=lambda group: statistics.fmean(float(one.metrics["best_accuracy"]) for one in group))
 
 
 def values_of(results: Iterable[Result], name: str) -> list[Any]:

@@ -201,7 +201,7 @@ def test_the_leaks_have_the_orders_of_magnitude_that_the_protocol_states() -> No
 
 
 def made_up(accuracy: float, **settings: Any) -> Result:
-    metrics = {"best_accuracy": accuracy, "gamma": 0.04, "peak_largest_residual": 1.0, "peak_residual": 1.0}
+    metrics = {"best_accuracy": accuracy, "gamma": 0.04, "gamma_down": 0.04, "peak_largest_residual": 1.0, "peak_residual": 1.0}
     return Result("x", "laptop", replace(Cell(), **settings), {}, 1000, metrics, [], 0.0, 0.0)
 
 
@@ -226,6 +226,18 @@ def test_a_verdict_takes_the_best_rate_and_the_mean_over_seeds() -> None:
     assert found.status == FAILS
     assert [row["right"] for row in found.rows] == [0.8, 0.8]
     assert [row["as claimed"] for row in found.rows] == ["no", "yes"]
+
+
+def test_the_best_of_a_rivals_settings_counts_against_fedrep() -> None:
+    rival = {"method": "sparse_secagg", "ratio": 0.05, "rate": 0.5}
+    results = [
+        made_up(0.79, method="fedrep", s=4),
+        made_up(0.82, **rival),
+        made_up(0.46, **rival, method_settings={"unbiased": False}),
+    ]
+    found = judge("sparse_secagg", "laptop", results)
+    assert found.status == FAILS
+    assert found.rows[0]["right"] == 0.82
 
 
 def _outcomes(folder: Path, experiment: str) -> dict[str, Any]:
