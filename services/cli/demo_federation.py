@@ -152,11 +152,11 @@ class _Demo:
         self._view.step("enrolling server, admin, dashboard, evaluator and silos")
         self._enrol_all([("server", Role.SERVER), ("admin", Role.ADMIN), ("dashboard", Role.ADMIN)])
         self._start_server()
-        self._start_dashboard()
         silos = [(silo_name(index), Role.SILO) for index in range(self._settings.silos)]
         self._enrol_all([("evaluator", Role.EVALUATOR), *silos])  # while the server starts
         self._view.step("waiting for the server")
         self._retry("server", lambda: self._client.call("ListRuns", pb.ListRunsRequest()))
+        self._start_dashboard()  # only now, or its first page would say that the server is away
         result = self._play("demo", self._settings.aggregator)
         if self._settings.compare:
             result["comparison"] = self._play("demo-mean", "mean")

@@ -108,6 +108,6 @@ def orderly_end() -> Iterator[None]:
 def _end_with_parent(parent: int) -> None:
     """Linux ends the child even when the parent is killed without a chance to clean up."""
     assert _LIBC is not None
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # not SIGTERM: a silo would wait long for a server that is gone too
     if os.getppid() != parent:  # it died before the line above
         os._exit(1)
