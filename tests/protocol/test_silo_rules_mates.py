@@ -154,6 +154,15 @@ def test_an_assignment_with_a_name_outside_the_roster_is_refused() -> None:
     refused("BAD_ASSIGNMENT", lambda: submit_to(silo, replace(honest, assignment=stranger)))
 
 
+def test_an_assignment_without_a_place_for_the_silo_is_refused() -> None:
+    federation = Federation.of(6)
+    federation.until(Phase.SUBMIT)
+    silo = federation.members[0]
+    honest = federation.round.consensus_for(silo.name)
+    others = tuple(buffer for buffer in honest.assignment if all(member.silo != silo.name for member in buffer))
+    refused("NOT_ASSIGNED", lambda: submit_to(silo, replace(honest, assignment=others)))
+
+
 def test_an_assignment_that_names_a_silo_in_two_buffers_is_refused() -> None:
     federation = Federation.of(6)
     federation.until(Phase.SUBMIT)
