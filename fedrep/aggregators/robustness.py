@@ -16,7 +16,8 @@ import numpy as np
 from fedrep.aggregators.outcome import AggregatorWarning, Doubles
 from fedrep.aggregators.rules import AGGREGATORS
 
-# For the sizes in SIZES. The mean has none: its error grows without bound.
+# For the sizes and attacks below and no others: constants grow as f nears n / 2, and a finer search finds larger ones.
+# The mean has none: its error grows without bound.
 STATED = {
     "median": 1.3,
     "trimmed_mean": 1.4,
