@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench paper format clean test-browser test-images fuzz load chaos proto web wheelhouse browser
+.PHONY: help setup demo test check bench paper format clean test-browser test-images chart policies fuzz load chaos proto web wheelhouse browser
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | awk -F'\t' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -76,7 +76,14 @@ test-browser: setup browser ## The full browser suite
 	$(BIN)/python -m pytest tests/browser
 
 test-images: setup ## Build and start the container images, where buildah is available
-	$(BIN)/python -m pytest tests/images
+	FEDREP_TEST_IMAGES=1 $(BIN)/python -m pytest tests/images
+
+chart: $(STAMPS)/installed ## Regenerate the Helm chart's README and schema from its comments and the settings classes
+	$(BIN)/python deploy/helm/generate.py
+
+policies: $(STAMPS)/installed ## Check chart and Dockerfile with checkov, in an environment of its own
+	@test -x .bench/checkov/bin/checkov || { $(PYTHON) -m venv .bench/checkov && PIP_CONSTRAINT= .bench/checkov/bin/pip install --quiet checkov==3.3.30; }
+	$(BIN)/python -m tests.deploy.policies .bench/checkov/bin/checkov
 
 fuzz: setup ## Fuzz every decoder (SECONDS=60 each)
 	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60)

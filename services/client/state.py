@@ -129,7 +129,7 @@ class StateFolder:
             arrays[f"pending.{pending.round}.indices"] = pending.indices
             arrays[f"pending.{pending.round}.sent"] = pending.sent
             notes.append(_pending_notes(pending))
-        arrays |= {f"trainer.{name}": np.ascontiguousarray(array) for name, array in trainer.items()}
+        arrays |= {f"trainer.{name}": np.asarray(array, order="C") for name, array in trainer.items()}
         trained = memory.trained_version if memory.update is None else None
         document = {"pending": notes, "trained_version": trained, "given_up": memory.given_up}
         write_atomically(self._memory, save(arrays, {"fedrep": json.dumps(document)}))
