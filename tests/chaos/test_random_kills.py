@@ -1,0 +1,22 @@
+"""Silos are killed at random while a federation trains. Run by `make chaos`; not part of `make test`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.timeout(900)
+def test_a_federation_whose_silos_are_killed_all_the_time_still_learns(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "services.cli.main", "demo", "--exit", "--json", "--rounds", "60", "--drop-rate", "0.3"]
+    played = subprocess.run([*command, "--folder", str(tmp_path)], capture_output=True, text=True, timeout=840, check=False)
+    assert played.returncode == 0, played.stderr[-2000:]
+    result = json.loads(played.stdout)
+    assert "killed" in played.stderr, "no silo was killed, so nothing was shown"
+    assert result["rounds_applied"] + result["rounds_skipped"] == 60
+    assert result["rounds_applied"] >= 40
+    assert result["final_accuracy"] > 0.85
