@@ -39,7 +39,7 @@ demo: setup ## Run a whole federation on this machine, with attackers and a live
 	@$(BIN)/fedrep demo $(DEMO)
 
 test: setup browser ## Run the tests: unit, protocol, contract, services, browser smoke, deployment
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(TESTS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/chaos --ignore tests/images $(TESTS)
 
 browser: $(STAMPS)/installed
 	@command -v chromium >/dev/null 2>&1 || { command -v apt-get >/dev/null 2>&1 && [ "$$(id -u)" = 0 ] && { \
@@ -98,4 +98,4 @@ wheelhouse: $(STAMPS)/installed ## All wheels a silo needs, for machines without
 	$(PIP) wheel --quiet --wheel-dir wheelhouse '.[client]'
 
 clean: ## Remove the virtual environment and everything built
-	rm -rf $(VENV) .bench wheelhouse build dist *.egg-info dashboard/static dashboard/web/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .bench wheelhouse build dist benchmarks/results .import_linter_cache *.egg-info dashboard/static dashboard/web/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis
