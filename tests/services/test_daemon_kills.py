@@ -27,6 +27,7 @@ from tests.services.federation import PARAMETERS, Federation, StubTrainer, run_s
 VICTIM = 3
 KILLED_IN = 2
 AT_ONCE = 6
+TRIES = 4
 
 # The step, and whether anything of round 2 can have left the silo by then.
 STEPS = {
@@ -83,8 +84,25 @@ def stories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Story]:
     return run_scenario(all_of_them(), 240)
 
 
+def _as_planned(step: str, folder: Path) -> bool:
+    """Steps are counted, and a silo that the others outran in round 1 writes less there: then the count meant another moment."""
+    order = list(STEPS)
+    journal = StateFolder(folder).journal()
+    entered = KILLED_IN - 1 if step == order[0] else KILLED_IN
+    revealed = order.index(step) >= order.index("after:save_journal:5")
+    return journal.last_round == entered and journal.revealed == (1, 2)[: 2 if revealed else 1]
+
+
 async def _story(federation: Federation, step: str) -> Story:
-    run = step.replace(":", "-")
+    """Played again, as another run, until the process died at the moment the step names."""
+    for attempt in range(TRIES):
+        story = await _attempt(federation, step, f"{step.replace(':', '-')}-{attempt}")
+        if story is not None:
+            return story
+    raise AssertionError(f"{step}: the silo never died at that moment in {TRIES} runs")
+
+
+async def _attempt(federation: Federation, step: str, run: str) -> Story | None:
     deadlines = DeadlineConfig(propose=5, submit=5, confirm=4, reveal=4)
     await federation.create_run(run, rounds=4, quorum=3, deadlines=deadlines)
     records = federation.folder / "records" / run
@@ -102,6 +120,11 @@ async def _story(federation: Federation, step: str) -> Story:
 
     others = [daemon(number) for number in range(VICTIM)]
     await in_thread(process.join)
+    if not _as_planned(step, federation.settings(VICTIM, run).state):
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        return None
     victim = daemon(VICTIM)
     await asyncio.gather(victim, *others)
     model = driver.model.state
