@@ -8,7 +8,6 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -65,13 +64,8 @@ def test_a_second_process_is_refused_and_a_dead_one_leaves_no_lock(tmp_path: Pat
 
 
 @pytest.fixture
-def configured() -> Iterator[None]:
-    handlers, level = logging.getLogger().handlers[:], logging.getLogger().level
+def configured() -> None:
     fedrep_logging.configure_logging("test", json=None)
-    yield
-    logging.getLogger().handlers[:] = handlers
-    logging.getLogger().setLevel(level)
-    structlog.reset_defaults()
 
 
 def test_away_from_a_terminal_every_line_is_json_with_service_level_and_time(
@@ -124,13 +118,8 @@ def test_on_a_terminal_a_person_can_read_it(monkeypatch: pytest.MonkeyPatch) -> 
 
     stream = Terminal()
     monkeypatch.setattr(sys, "stderr", stream)
-    handlers = logging.getLogger().handlers[:]
-    try:
-        fedrep_logging.configure_logging("test")
-        structlog.get_logger("a").info("hello", who="world")
-    finally:
-        logging.getLogger().handlers[:] = handlers
-        structlog.reset_defaults()
+    fedrep_logging.configure_logging("test")
+    structlog.get_logger("a").info("hello", who="world")
     assert not stream.getvalue().startswith("{")
     assert "hello" in stream.getvalue()
 
