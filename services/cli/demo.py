@@ -28,7 +28,8 @@ def demo(
     alpha: Annotated[float, typer.Option(help="Share of random coordinates in a proposal.", min=0, max=1)] = 0.5,
     buffer_size: Annotated[int, typer.Option(help="Silos per buffer.", min=2)] = 2,
     drop_rate: Annotated[
-        float, typer.Option(help="Chance per second that some silo is killed and started again.", min=0, max=1)
+        float,
+        typer.Option(help="Share of the silos lost in a round: killed at random, and started again.", min=0, max=1),
     ] = 0.0,
     dataset: Annotated[str, typer.Option(help="digits, fashion_mnist or cifar10.")] = "digits",
     data_dir: Annotated[Path | None, typer.Option(help="Where fashion_mnist or cifar10 lie.")] = None,

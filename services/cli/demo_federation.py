@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import secrets
 import tempfile
 import time
@@ -21,7 +22,9 @@ from fedrep.privacy import COVERS, shown
 from fedrep.protocol.model_state import model_hash
 from fedrep.protocol.preflight import preflight
 from fedrep.wire.v1 import observer_pb2 as pb
+from services.cli.demo_drops import Drops
 from services.cli.demo_view import DemoView
+from services.cli.plan import slack
 from services.cli.processes import Processes, free_port, orderly_end
 from services.cli.settings_file import toml_document
 from services.client.config import DrillSettings
@@ -97,7 +100,10 @@ class DemoSettings:
             drills=True,
             # NNM first: with few buffers and unlike shards it brings the honest means together (Allouah et al., 2023).
             aggregator=AggregatorConfig(name=aggregator, pre=[] if aggregator == "mean" else ["nnm"]),
-            deadlines=DeadlineConfig(propose=10, submit=5, confirm=5, reveal=5),
+            # Where silos die all the time, a round that waits for one should not wait long.
+            deadlines=DeadlineConfig(propose=5, submit=3, confirm=3, reveal=3)
+            if self.drop_rate
+            else DeadlineConfig(propose=10, submit=5, confirm=5, reveal=5),
         )
 
 
@@ -125,7 +131,11 @@ def _check_runs(settings: DemoSettings, trainer: Trainer) -> None:
     vector = trainer.initial()
     for aggregator in {settings.aggregator, *(["mean"] if settings.compare else [])}:
         config = settings.run_config("demo", aggregator)
-        problems = preflight(config.manifest(vector.size, bytes(32), model_hash(vector)))
+        manifest = config.manifest(vector.size, bytes(32), model_hash(vector))
+        problems = list(preflight(manifest))
+        most = 1 - manifest.quorum / settings.silos
+        if settings.drop_rate > most:
+            problems.append(f"the drop rate leaves fewer than the quorum of {manifest.quorum} silos; take {most:.2g} at most")
         if problems:
             raise SettingsError("these settings cannot work: " + "; ".join(problems))
 
@@ -141,6 +151,7 @@ class _Demo:
         self._server = f"localhost:{self._ports['server']}"
         self._tokens = {role: secrets.token_urlsafe(24) for role in ("admin", "viewer")}
         self._reported: set[str] = set()
+        self._names = [silo_name(index) for index in range(settings.silos)]
 
     def run(self) -> dict[str, Any]:
         url = f"http://127.0.0.1:{self._ports['dashboard']}/"
@@ -152,7 +163,7 @@ class _Demo:
         self._view.step("enrolling server, admin, dashboard, evaluator and silos")
         self._enrol_all([("server", Role.SERVER), ("admin", Role.ADMIN), ("dashboard", Role.ADMIN)])
         self._start_server()
-        silos = [(silo_name(index), Role.SILO) for index in range(self._settings.silos)]
+        silos = [(name, Role.SILO) for name in self._names]
         self._enrol_all([("evaluator", Role.EVALUATOR), *silos])  # while the server starts
         self._view.step("waiting for the server")
         self._retry("server", lambda: self._client.call("ListRuns", pb.ListRunsRequest()))
@@ -228,6 +239,7 @@ class _Demo:
     def _play(self, run: str, aggregator: str) -> dict[str, Any]:
         self._create_run(run, aggregator)
         settings = self._settings
+        self._warn_of_drops(aggregator)
         attackers = f"{settings.byzantine} attack with {settings.attack}" if settings.byzantine else "none attacks"
         self._view.step(f"starting {settings.silos} silos ({attackers}) for run {run}, {aggregator}")
         for index in range(settings.silos):
@@ -235,6 +247,14 @@ class _Demo:
         self._start_evaluator(run)
         self._watch(run)
         return self._result(run)
+
+    def _warn_of_drops(self, aggregator: str) -> None:
+        manifest = self._settings.run_config("demo", aggregator).manifest(self._trainer.layout.size, bytes(32), bytes(32))
+        if manifest.byzantine and self._settings.drop_rate * self._settings.silos > slack(manifest)["lost_buffers"]:
+            self._view.say(
+                f"Note: {manifest.byzantine} attackers and so many dropouts are more than {len(manifest.silos)} silos can stand; "
+                "expect the accuracy to suffer. Fewer attackers, more silos or a lower drop rate leave slack (`fedrep plan`)."
+            )
 
     def _create_run(self, run: str, aggregator: str) -> None:
         config = self._settings.run_config(run, aggregator)
@@ -272,17 +292,20 @@ class _Demo:
     def _watch(self, run: str) -> None:
         """Until the run is over; with a drop rate silos are killed and started again meanwhile."""
         seen = time.monotonic()
+        drops = Drops(self._names, self._settings.drop_rate, random.SystemRandom())
         while True:
             summary = self._client.call("GetRun", pb.GetRunRequest(name=run))
             rounds = self._client.call("ListRounds", pb.ListRoundsRequest(name=run, downsample=2000)).rounds
             self._view.show(summary, list(rounds))
-            if summary.summary.state in ("finished", "stopped") and _evaluated(rounds):
+            over = summary.summary.state in ("finished", "stopped")
+            if over and (_evaluated(rounds) or not self._processes.running(f"{run}-evaluator")):
                 return
             self._processes.require("server")
             if summary.summary.round == 0 and time.monotonic() - seen > START_SECONDS:
                 raise FedrepError(f"no round ended within {START_SECONDS:.0f} seconds; the logs are in {self._folder / 'logs'}")
             self._report_failures()
-            self._drop(run)
+            if summary.summary.round and not over:
+                self._drop(run, drops, summary)
             time.sleep(POLL_SECONDS)
 
     def _report_failures(self) -> None:
@@ -290,14 +313,12 @@ class _Demo:
             self._reported.add(name)
             self._view.say(f"{name} ended with an error: {self._processes.last_words(name)}")
 
-    def _drop(self, run: str) -> None:
-        if secrets.SystemRandom().random() < self._settings.drop_rate * POLL_SECONDS:
-            index = secrets.randbelow(self._settings.silos)
-            name = f"{run}-{silo_name(index)}"
-            if self._processes.running(name):
-                self._processes.kill(name)
-                self._view.say(f"killed {silo_name(index)}; it starts again")
-                self._start_silo(run, index)
+    def _drop(self, run: str, drops: Drops, status: pb.GetRunResponse) -> None:
+        victim = drops.next_victim(time.time(), status.summary.round, {silo.name: silo.last_seen for silo in status.silos})
+        if victim is not None and self._processes.running(f"{run}-{victim}"):
+            self._processes.kill(f"{run}-{victim}")
+            self._view.say(f"killed {victim}; it starts again")
+            self._start_silo(run, self._names.index(victim))
 
     def _result(self, run: str) -> dict[str, Any]:
         summary = self._client.call("GetRun", pb.GetRunRequest(name=run)).summary

@@ -38,6 +38,7 @@ DEMO = [sys.executable, "-m", "services.cli.main", "demo"]
         (["--silos", "1"], "Invalid value for '--silos'"),
         (["--alpha", "2"], "Invalid value for '--alpha'"),
         (["--drop-rate", "3"], "Invalid value for '--drop-rate'"),
+        (["--drop-rate", "0.5"], "leaves fewer than the quorum of 7 silos; take 0.3 at most"),
     ],
 )
 def test_impossible_settings_are_one_line_before_anything_starts(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -41,12 +43,10 @@ class ImageDataset:
 
 def load_digits(data_dir: Path | None, cache_dir: Path | None) -> ImageDataset:  # noqa: ARG001  registry signature
     """1797 images of 8 x 8 with values 0..16. They are sorted by writer, hence the fixed shuffle before the cut."""
-    from sklearn import datasets  # type: ignore[import-untyped]  # scikit-learn ships no types
-
-    bunch = datasets.load_digits()
-    order = np.random.default_rng(0).permutation(len(bunch.target))
-    pixels = np.ascontiguousarray(bunch.images[order].astype(np.uint8)[:, None])
-    labels = bunch.target[order].astype(np.int64)
+    rows = _digits_table()
+    rows = rows[np.random.default_rng(0).permutation(len(rows))]
+    pixels = np.ascontiguousarray(rows[:, :-1].reshape(-1, 1, 8, 8))
+    labels = rows[:, -1].astype(np.int64)
     cut = len(labels) * 4 // 5
     return ImageDataset(
         train=Images(pixels[:cut], labels[:cut]),
@@ -56,6 +56,18 @@ def load_digits(data_dir: Path | None, cache_dir: Path | None) -> ImageDataset: 
         mean=(0.3053,),
         std=(0.3763,),
     )
+
+
+def _digits_table() -> NDArray[np.uint8]:
+    """64 pixels and the label in each row, read from scikit-learn's file: importing scikit-learn takes seconds at every start."""
+    found = find_spec("sklearn")
+    if found is None or not found.submodule_search_locations:
+        raise SettingsError("the digits come with scikit-learn, which is not installed: pip install 'fedrep[client]'")
+    path = Path(found.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz"
+    if not path.is_file():
+        raise SettingsError("this release of scikit-learn keeps its digits elsewhere; install the one that constraints.txt names")
+    with gzip.open(path, "rt") as lines:
+        return np.loadtxt(lines, delimiter=",", dtype=np.uint8)
 
 
 def load_fashion_mnist(data_dir: Path | None, cache_dir: Path | None) -> ImageDataset:
