@@ -5,7 +5,7 @@ Median and trimmed mean: Yin et al., ICML 2018. MeaMed: Xie et al., 2018.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -114,38 +114,64 @@ def meamed(
     return _coordinatewise(prepared, Plan(core=range(f, n - f), edges=f, middle=_middle(n)))
 
 
+@dataclass(frozen=True, eq=False)
+class Mixture:
+    """What the pre-steps make of the caller's rows: the distinct new rows, as coefficients, and the one each wire holds.
+    NNM gives every row of a cluster the same neighbours, so there are often far fewer rows to compute than wires."""
+
+    distinct: Values
+    held: NDArray[np.intp]
+
+    @staticmethod
+    def of(prepared: Prepared) -> Mixture | None:
+        if prepared.mixing is None:
+            return None
+        distinct, held = np.unique(prepared.mixing.astype(prepared.values.dtype), axis=0, return_inverse=True)
+        return Mixture(distinct, held.reshape(-1))
+
+    def recipe(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """For each wire the rows it takes and their shares, in fours; the complement of a wire, where it repeats that."""
+        most = int(np.count_nonzero(self.distinct, axis=1).max(initial=1))
+        taken = np.argsort(self.distinct == 0.0, axis=1, kind="stable")[:, :most]
+        padding = ((0, 0), (0, -most % 4))
+        shares = np.pad(np.take_along_axis(self.distinct, taken, axis=1), padding)[self.held]
+        recipe = np.pad(taken, padding)[self.held]
+        first = np.unique(self.held, return_index=True)[1][self.held]
+        repeats = first != np.arange(len(first))
+        recipe[repeats, 0] = ~first[repeats]
+        return recipe, shares
+
+    def apply(self, tile: Values, out: Values) -> list[Values]:
+        made = np.matmul(self.distinct, tile, out=out[:, : tile.shape[1]])
+        return [made[row] for row in self.held]
+
+
 def _coordinatewise(prepared: Prepared, plan: Plan) -> Aggregate:
-    values, mixing = prepared.values, prepared.mixing
-    network = plan.network(prepared.count)
-    steps = np.array([(step.low, step.high, step.keep_low + 2 * step.keep_high) for step in network], np.int64).reshape(-1, 3)
-    kernels = kernels_for(values)
+    values, mixture = prepared.values, Mixture.of(prepared)
     n, d = values.shape
     out = np.empty(d, np.float32)
+    network = plan.network(prepared.count)
+    kernels = kernels_for(values)
+    compiled = None if kernels is None else _compiled(kernels, values, mixture, network, plan, out)
     width = max(512, _TILE_ELEMENTS // max(n, prepared.count))
-    coefficients = None if mixing is None else mixing.astype(values.dtype)
-    if coefficients is not None:
-        width = max(512, min(width, SMALL_PRODUCT // coefficients.size))
+    if mixture is not None:
+        width = max(512, min(width, SMALL_PRODUCT // mixture.distinct.size))
 
     def work(first: int, end: int) -> Doubles:
-        if kernels is not None and coefficients is None:
-            squared = _compiled_span(kernels, values, first, end, steps, plan, out)
-            if squared is not None:
-                return squared
+        done = None if compiled is None else compiled(first, end)
+        if done is not None:
+            return done
         squared = np.zeros(n)
         scratch = np.empty((prepared.count + 2, width), values.dtype)
         ones = np.ones(width, values.dtype)
-        mixed = np.empty(0 if coefficients is None else prepared.count * width, values.dtype)
+        mixed = np.empty((0 if mixture is None else len(mixture.distinct), width), values.dtype)
         for at in tiles(first, end, width):
             tile = values[:, at]
             size = tile.shape[1]
-            if coefficients is None:
+            if mixture is None:
                 _look_for_nonfinite(values, tile, ones[:size])  # else the Gram matrix has shown it already
-            rows = tile
-            if coefficients is not None:  # contiguous also at a chunk's end: numba would compile again for another layout
-                rows = np.matmul(coefficients, tile, out=mixed[: prepared.count * size].reshape(-1, size))
-            compiled = kernels if coefficients is not None else None
-            if compiled is None or _compiled_span(compiled, rows, 0, size, steps, plan, out[at]) is None:
-                _sort_tile(network, list(rows), scratch[:, :size], plan, out[at])
+            rows = list(tile) if mixture is None else mixture.apply(tile, mixed)
+            _sort_tile(network, rows, scratch[:, :size], plan, out[at])
             squared += _squared_distances(values, at, out[at], scratch[0, :size])
         return squared
 
@@ -153,22 +179,33 @@ def _coordinatewise(prepared: Prepared, plan: Plan) -> Aggregate:
     return Aggregate(out, distances=np.sqrt(squared), notes=tuple(prepared.notes))
 
 
-def _compiled_span(
+def _compiled(
     kernels: Kernels,
-    rows: Values,
-    first: int,
-    end: int,
-    steps: NDArray[np.int64],
+    values: Values,
+    mixture: Mixture | None,
+    network: Sequence[Comparator],
     plan: Plan,
     out: NDArray[np.float32],
-) -> Doubles | None:
-    """Squared distances per row, or None where a sum went beyond float32, which the careful way must then sort out."""
-    sums, squared = np.zeros(len(rows)), np.zeros(len(rows))
+) -> Callable[[int, int], Doubles | None]:
+    """Work on a span of columns that returns the squared distances per row, or None where a result went beyond float32,
+    which the careful way must then sort out."""
+    n = len(values)
+    as_they_are = np.arange(n)[:, None], np.ones((n, 1), np.float32)
+    recipe, shares = as_they_are if mixture is None else mixture.recipe()
+    steps = np.array([(step.low, step.high, step.keep_low + 2 * step.keep_high) for step in network], np.int64).reshape(-1, 3)
     core, middle = (np.array([wires.start, wires.stop]) for wires in (plan.core, plan.middle or plan.core))
-    kernels.coordinatewise(rows, first, end, steps, core, plan.edges, middle, out, sums, squared)
-    if not (np.isfinite(sums).all() and np.isfinite(out[first:end]).all()):
-        return None
-    return _repaired(squared, rows, slice(first, end), out[first:end])
+
+    def work(first: int, end: int) -> Doubles | None:
+        squared = np.zeros(n)
+        kernels.coordinatewise(values, first, end, recipe, shares, steps, core, plan.edges, middle, out, squared)
+        odd = np.flatnonzero(~np.isfinite(squared))
+        if len(odd) == 0:
+            return squared
+        if not np.isfinite(values[odd, first:end]).all():
+            refuse_nonfinite(values)
+        return _repaired(squared, values, slice(first, end), out[first:end]) if np.isfinite(out[first:end]).all() else None
+
+    return work
 
 
 def _sort_tile(network: Sequence[Comparator], rows: list[Values], scratch: Values, plan: Plan, out: NDArray[np.float32]) -> None:
@@ -191,13 +228,9 @@ def _look_for_nonfinite(values: Values, tile: Values, ones: Values) -> None:
 
 def _squared_distances(values: Values, at: slice, centre: NDArray[np.float32], scratch: Values) -> Doubles:
     squared = np.zeros(len(values))
-    kernels = kernels_for(values)
-    if kernels is not None:
-        kernels.distances(values, at.start, at.stop, centre, squared)
-    else:
-        for row in range(len(values)):
-            difference = np.subtract(values[row, at], centre, out=scratch)
-            squared[row] = np.dot(difference, difference)
+    for row in range(len(values)):
+        difference = np.subtract(values[row, at], centre, out=scratch)
+        squared[row] = np.dot(difference, difference)
     return _repaired(squared, values, at, centre)
 
 

@@ -15,6 +15,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrep.aggregators.compiled import kernels_for
 from fedrep.aggregators.outcome import LARGEST, Doubles, Values, refuse_nonfinite
 from fedrep.aggregators.tiles import SMALL_PRODUCT, each_chunk, tiles
 
@@ -133,9 +134,15 @@ def _products(values: Values, start: NDArray[np.floating] | None, *, double: boo
     extra = 1 if start is None else 2
     plain = reference is None and start is None and (not double or values.dtype == np.float64)
     width = min(4096, max(256, SMALL_PRODUCT // (_STRIP * n))) if not double else max(256, (1 << 17) // n)
+    kernels = kernels_for(values) if plain else None
 
     def work(first: int, end: int) -> Doubles:
         total = np.zeros((n + extra, n + extra))
+        if kernels is not None:
+            padded = np.zeros((-(-n // 4) * 4,) * 2)
+            kernels.products(values, first, end, padded)
+            total[:n, :n] = padded[:n, :n]
+            return total
         for at in tiles(first, end, width):
             tile = values[:, at]
             if plain:
