@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import queue
 import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
@@ -68,22 +69,21 @@ def run_here(jobs: Iterable[Job], report: Report) -> None:
 def run_in_pool(jobs: Iterable[Job], report: Report, processes: int) -> None:
     """Spawned, not forked: torch's threads do not survive a fork."""
     context = multiprocessing.get_context("spawn")
-    with context.Manager() as manager:
-        told = manager.Queue()
-        with ProcessPoolExecutor(processes, context, initializer=_start_worker, initargs=(told,)) as pool:
-            waiting: set[Future[str]] = {pool.submit(_work_and_tell, job) for job in jobs}
-            try:
-                while waiting:
-                    done, waiting = wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED)
-                    for message in _drained(told):
-                        report(*message)
-                    for future in done:
-                        report(future.result(), -1, 0)
-            except BaseException:
-                for future in waiting:
-                    future.cancel()
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+    told: Any = context.Queue()
+    with ProcessPoolExecutor(processes, context, initializer=_start_worker, initargs=(told,)) as pool:
+        waiting: set[Future[str]] = {pool.submit(_work_and_tell, job) for job in jobs}
+        try:
+            while waiting:
+                done, waiting = wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED)
+                for message in _drained(told):
+                    report(*message)
+                for future in done:
+                    report(future.result(), -1, 0)
+        except BaseException:
+            for future in waiting:
+                future.cancel()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 def run_on_ray(jobs: Iterable[Job], report: Report, processes: int) -> None:
@@ -124,6 +124,15 @@ def _start_worker(told: Any) -> None:
     global _told
     _told = told
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends a worker at once; the parent says so for all
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A parent that was killed cannot stop its workers, which would go on with the cells they were handed."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _work_and_tell(job: Job) -> str:

@@ -137,6 +137,32 @@ def test_an_interrupted_run_keeps_what_is_finished_and_goes_on(tmp_path: Path) -
     assert (tmp_path / "smoke" / "strong_attacks.csv").is_file()
 
 
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
+def test_workers_end_when_the_run_is_killed(tmp_path: Path) -> None:
+    slow = ["--jobs", "2", "--set", "rounds=100000", "--out", str(tmp_path)]
+    command = [sys.executable, "-m", "services.cli.main", "lab", "run", "rings", *slow]
+    process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    children: list[str] = []
+    limit = time.monotonic() + 120
+    while len(children) < 3 and time.monotonic() < limit:  # two workers, and what tracks their resources
+        time.sleep(0.2)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert len(children) == 3
+    time.sleep(3)  # so that the workers have begun
+    process.kill()
+    process.wait()
+    while any(_alive(child) for child in children) and time.monotonic() < limit:
+        time.sleep(0.2)
+    assert not [child for child in children if _alive(child)]
+
+
+def _alive(process: str) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def test_a_damaged_result_is_named(tmp_path: Path) -> None:
     bad = tmp_path / "smoke" / "rings" / "0123.json"
     bad.parent.mkdir(parents=True)
