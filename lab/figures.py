@@ -58,8 +58,11 @@ def _curves(axis: Axes, experiment: Experiment, cells: list[Result], everything:
     for text, members in sorted(lines.items()):
         chosen = best_rate(members)
         epochs = [point["epoch"] for point in chosen[0].history]
-        points = [statistics.fmean(values) for values in zip(*(_accuracies(one, len(epochs)) for one in chosen), strict=True)]
-        axis.plot(epochs, points, label=text, linewidth=1.2)
+        by_epoch = list(zip(*(_accuracies(one, len(epochs)) for one in chosen), strict=True))
+        (line,) = axis.plot(epochs, [statistics.fmean(values) for values in by_epoch], label=text, linewidth=1.2)
+        if len(chosen) > 1:  # from the worst to the best seed
+            lowest, highest = [min(values) for values in by_epoch], [max(values) for values in by_epoch]
+            axis.fill_between(epochs, lowest, highest, color=line.get_color(), alpha=0.15, linewidth=0)
     axis.set_xlabel("epochs", fontsize=8)
     axis.set_ylabel("top-1 accuracy", fontsize=8)
     axis.tick_params(labelsize=8)
