@@ -63,21 +63,24 @@ def _coordinatewise(values, first, end, recipe, shares, network, core, edges, mi
     nearer to the mean of the wires middle[0]..middle[1]-1. A value that is not finite leaves its row's `squared` distance
     to the result not finite either, and so does a result that is not."""
     n = len(recipe)
-    tile = 512 if n <= 20 else 256
-    scratch = np.zeros((n, tile), np.float32)
-    total = np.zeros(tile, np.float32)
-    centre = np.empty(tile, np.float32)
+    scratch = np.zeros((n, 256), np.float32)
+    total = np.zeros(256, np.float32)
+    centre = np.empty(256, np.float32)
     share = np.float32(1.0 / (core[1] - core[0] + edges))
     middle_share = np.float32(1.0 / (middle[1] - middle[0]))
-    for start in range(first, end, tile):
-        stop = min(start + tile, end)
+    for start in range(first, end, 256):
+        stop = min(start + 256, end)
         width = stop - start
         for wire in range(n):
             row = scratch[wire]
             if recipe[wire, 0] < 0:
-                row[:] = scratch[~recipe[wire, 0]]
+                same = scratch[~recipe[wire, 0]]
+                for c in range(256):
+                    row[c] = same[c]
             elif recipe.shape[1] == 1:
-                row[:width] = values[recipe[wire, 0], start:stop]
+                source = values[recipe[wire, 0], start:stop]
+                for c in range(width):  # not row[:width] = source, which numba does not vectorise
+                    row[c] = source[c]
             else:
                 for part in range(0, recipe.shape[1], 4):
                     x0 = values[recipe[wire, part], start:stop]
@@ -95,31 +98,30 @@ def _coordinatewise(values, first, end, recipe, shares, network, core, edges, mi
             low, high = scratch[network[step, 0]], scratch[network[step, 1]]
             keeps = network[step, 2]
             if keeps == 3:
-                for c in range(tile):
-                    a = low[c]
-                    b = high[c]
-                    low[c] = min(a, b)
-                    high[c] = max(a, b)
+                for c in range(256):  # one comparison for both: an instruction each, where min() and max() take several
+                    a, b = low[c], high[c]
+                    low[c] = a if a < b else b
+                    high[c] = b if a < b else a
             elif keeps == 1:
-                for c in range(tile):
-                    low[c] = min(low[c], high[c])
+                for c in range(256):
+                    low[c] = low[c] if low[c] < high[c] else high[c]
             else:
-                for c in range(tile):
-                    high[c] = max(low[c], high[c])
+                for c in range(256):
+                    high[c] = high[c] if low[c] < high[c] else low[c]
         total[:] = np.float32(0.0)
         for wire in range(core[0], core[1]):
             row = scratch[wire]
-            for c in range(tile):
+            for c in range(256):
                 total[c] += row[c]
         if edges > 0:
             centre[:] = np.float32(0.0)
             for wire in range(middle[0], middle[1]):
                 row = scratch[wire]
-                for c in range(tile):
+                for c in range(256):
                     centre[c] += row[c]
             for wire in range(edges):
                 low, high = scratch[wire], scratch[wire + n - edges]
-                for c in range(tile):
+                for c in range(256):
                     at = centre[c] * middle_share
                     total[c] += high[c] if high[c] - at < at - low[c] else low[c]
         target = out[start:stop]
