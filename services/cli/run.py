@@ -8,16 +8,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
+import grpc
 import typer
 from google.protobuf.json_format import MessageToDict
 from rich.table import Column, Table
 
 from fedrep.errors import SettingsError
-from fedrep.privacy import COVERS, coordinate_epsilon, shown
-from fedrep.protocol.manifests import RunManifest
+from fedrep.privacy import shown
 from fedrep.protocol.model_state import model_hash
-from fedrep.protocol.preflight import preflight
 from fedrep.wire.v1 import observer_pb2 as pb
+from services.cli import plan
 from services.cli.output import JSON_HELP, emit
 from services.cli.settings_file import commented_toml, write_new
 from services.client.layout import read_model
@@ -46,6 +46,9 @@ def connected(server: str, identity: Path) -> Iterator[tuple[ObserverClient, Cre
     client = ObserverClient(server, credentials.root, credentials.key_pair)
     try:
         yield client, credentials
+    except grpc.RpcError:
+        credentials.check()  # TLS refuses a certificate that has expired without a word to its holder
+        raise
     finally:
         client.close()
 
@@ -90,48 +93,22 @@ def create(
     settings = load_settings(RunConfig, config, "FEDREP_RUN")
     layout, vector = read_model(model)
     manifest = settings.manifest(vector.size, bytes.fromhex(layout.digest), model_hash(vector))
-    problems = preflight(manifest)
-    plan = plan_of(manifest)
-    if problems:
-        raise SettingsError("the run cannot work: " + "; ".join(problems), reason="PREFLIGHT")
+    planned = plan.assess(manifest)
+    if planned["problems"]:
+        raise SettingsError("the run cannot work: " + "; ".join(planned["problems"]), reason="PREFLIGHT")
     with connected(server, identity) as (client, credentials):
         signed = sign_run(manifest, credentials.identity.name, credentials.chain, credentials.signing_key)
         described = json.dumps([[p.name, list(p.shape)] for p in layout.parameters])
         response = client.create_run(signed, settings.options(described), None if dry_run else vector)
     if response.problems:
         raise SettingsError("the server refuses the run: " + "; ".join(response.problems), reason="PREFLIGHT")
-    emit({"run": manifest.name, "hash": response.run.hex(), "created": not dry_run, "plan": plan}, as_json, _plan_text)
+    result = {"run": manifest.name, "hash": response.run.hex(), "created": not dry_run, "plan": planned}
+    emit(result, as_json, _created_text)
 
 
-def plan_of(manifest: RunManifest) -> dict[str, Any]:
-    """What these settings will give, before the first round."""
-    m = len(manifest.silos)
-    k = manifest.coordinates // m
-    cost = coordinate_epsilon(manifest.parameters, k, manifest.alpha)
-    needed = max(2 * manifest.byzantine + 1, 1)
-    return {
-        "silos": m,
-        "buffers": m // manifest.buffer_size,
-        "buffers_that_may_fail": m // manifest.buffer_size - needed,
-        "quorum": manifest.quorum,
-        "coordinates_per_silo": k,
-        "value_bits": manifest.value_bits,
-        "epsilon_round": cost,
-        "epsilon_total": None if cost is None else cost * manifest.rounds,
-        "epsilon_covers": COVERS,
-    }
-
-
-def _plan_text(result: Any) -> str:
-    plan = result["plan"]
+def _created_text(result: Any) -> str:
     what = "created" if result["created"] else "can be created"
-    total = shown(plan["epsilon_total"])
-    return (
-        f"Run {result['run']!r} {what} ({result['hash'][:16]}).\n"
-        f"{plan['silos']} silos in {plan['buffers']} buffers; {plan['buffers_that_may_fail']} buffers may fail; "
-        f"quorum {plan['quorum']}; {plan['coordinates_per_silo']} coordinates per silo, {plan['value_bits']} bits each.\n"
-        f"Epsilon of the proposals: {shown(plan['epsilon_round'])} per round, {total} in all. {plan['epsilon_covers']}"
-    )
+    return f"Run {result['run']!r} {what} ({result['hash'][:16]}).\n{plan.render(result['plan'])}"
 
 
 @app.command("list")

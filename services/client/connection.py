@@ -19,7 +19,7 @@ import structlog
 from numpy.typing import NDArray
 
 from fedrep import __version__
-from fedrep.errors import DecodeError, FedrepError, RefusedError
+from fedrep.errors import CryptoError, DecodeError, FedrepError, RefusedError
 from fedrep.protocol.manifests import SignedRoundManifest, SignedRunManifest
 from fedrep.protocol.messages import (
     Confirmation,
@@ -293,13 +293,29 @@ class Connection:
         self.lost = True
         if seconds > self._patience:
             raise ServerAwayError(
-                f"the server at {self._address} was out of reach for {self._patience:.0f} seconds ({error.details()}); "
+                f"the server at {self._address} was out of reach for {self._patience:.0f} seconds ({self._why(error)}); "
                 "check the address with: fedrep doctor"
             ) from error
         now = time.monotonic()
         if self._reminded is None or now - self._reminded >= REMINDER_SECONDS:
             self._reminded = now
-            log.warning("server_away", server=self._address, seconds=round(seconds), why=error.details())
+            log.warning("server_away", server=self._address, seconds=round(seconds), why=self._why(error))
+
+    def _why(self, error: grpc.aio.AioRpcError) -> str:
+        """TLS ends a connection without a word to the side whose certificate it refuses, so this side looks at its own."""
+        details = str(error.details())
+        try:
+            self._load().check()
+        except CryptoError as own:
+            return str(own)
+        except FedrepError:  # no credentials to judge; what gRPC says is all there is
+            return details
+        if "CERTIFICATE_VERIFY_FAILED" in details:
+            return (
+                "the server could not prove that it belongs to this federation: its certificate is of another authority, for "
+                "another host name, or out of date; check the address and this machine's clock, then ask the server's operator"
+            )
+        return details
 
     def _connected(self) -> Any:
         if self._renewed and self._channel is not None:

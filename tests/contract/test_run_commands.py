@@ -12,6 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from services.cli.main import main
+from services.identity.certificates import Role
 from tests.contract.live_server import PARAMETERS, SILOS, LiveServer, wait_for_round
 from tests.contract.mini_client import play_round
 
@@ -90,6 +91,13 @@ def test_refusals_are_one_sentence_and_an_exit_code(server: LiveServer, fedrep: 
         assert complaint.startswith("fedrep run:")
         assert expected in complaint
     assert main(["run", "list", "--server", "localhost:1", "--identity", str(server.people.folder / "admin")]) == 3
+
+
+def test_an_admin_whose_certificate_has_expired_is_told_so(server: LiveServer, fedrep: Fedrep) -> None:
+    server.people.issue("late-admin", Role.ADMIN, days=-0.001)
+    code, _, complaint = fedrep("list", who="late-admin")
+    assert code == 1
+    assert "late-admin expired on" in complaint
 
 
 def test_the_file_that_init_writes_can_be_used_as_it_is(

@@ -19,6 +19,7 @@ from fedrep.wire.v1 import federation_pb2
 from services.client.config import DrillSettings, PolicySettings
 from services.client.connection import ServerAwayError
 from services.client.daemon import SiloDaemon
+from services.identity.certificates import Role
 from services.runtime.files import lock_folder
 from services.runtime.run_config import DeadlineConfig
 from tests.services.federation import Federation, StubTrainer, free_port, run_scenario
@@ -298,6 +299,37 @@ def test_a_server_away_is_tried_again_with_growing_pauses_and_mentioned_once(
     assert max(waits) > 2
     assert len({round(pause, 6) for pause in waits}) == len(waits), "and are jittered"
     assert sum(line["event"] == "server_away" for line in lines) == 1
+
+
+def test_a_silo_whose_own_certificate_has_expired_says_so_and_goes_on_with_a_new_one(tmp_path: Path, lines: list[Any]) -> None:
+    federation = Federation.create(tmp_path, silos=3)
+    federation.issue("silo-0", Role.SILO, days=-0.001)
+
+    async def scenario(federation: Federation, run: str) -> None:
+        await federation.create_run(run, rounds=1)
+        silos = asyncio.ensure_future(finish(*(federation.daemon(n, run) for n in range(3))))
+        while not any(line["event"] == "server_away" for line in lines):
+            await asyncio.sleep(0.05)
+        federation.issue("silo-0", Role.SILO)
+        assert await silos == [None] * 3
+
+    serve(federation, scenario, "expired")
+    said = [line["why"] for line in lines if line["event"] == "server_away"]
+    assert len(said) == 1
+    assert "silo-0 expired on" in said[0]
+    assert "fedrep enroll" in said[0]
+
+
+def test_a_server_of_another_federation_is_called_that(federation: Federation, tmp_path: Path, lines: list[Any]) -> None:
+    other = Federation.create(tmp_path, silos=1)
+
+    async def scenario(federation: Federation, run: str) -> None:
+        stranger = other.daemon(0, run, server=federation.address, give_up_after=0.5)
+        with pytest.raises(ServerAwayError, match="could not prove that it belongs to this federation"):
+            await stranger.run()
+        await stranger.connection.close()
+
+    serve(federation, scenario, "not-ours")
 
 
 def test_a_silo_started_before_its_run_waits_for_it(federation: Federation) -> None:
