@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from services.cli.epsilon import text
 from services.cli.output import JSON_HELP, emit
 
 app = typer.Typer(add_completion=False)
@@ -74,7 +75,7 @@ def _summary(result: Any) -> str:
         f"Accuracy {result['final_accuracy']:.3f} (all data in one place: {result['central_accuracy']:.3f}) "
         f"after {result['rounds_applied']} applied and {result['rounds_skipped']} skipped rounds.",
         f"Traffic of all silos: {result['bytes_up'] / 1e6:.2f} MB up, {result['bytes_down'] / 1e6:.2f} MB down.",
-        f"Epsilon of the proposals: {result['epsilon_text']} in all. It covers {result['epsilon_covers']}.",
+        f"Epsilon of the proposals: {text(result['epsilon_total'])} in all. It covers {result['epsilon_covers']}.",
     ]
     if result.get("comparison"):
         other = result["comparison"]

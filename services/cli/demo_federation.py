@@ -18,12 +18,13 @@ from typing import Any
 import grpc
 
 from fedrep.errors import FedrepError, SettingsError
-from fedrep.privacy import COVERS, shown
+from fedrep.privacy import COVERS
 from fedrep.protocol.model_state import model_hash
 from fedrep.protocol.preflight import preflight
 from fedrep.wire.v1 import observer_pb2 as pb
 from services.cli.demo_drops import Drops
 from services.cli.demo_view import DemoView
+from services.cli.epsilon import number_or_none
 from services.cli.plan import slack
 from services.cli.processes import Processes, free_port, orderly_end
 from services.cli.settings_file import toml_document
@@ -332,8 +333,7 @@ class _Demo:
             "rounds_skipped": summary.rounds_skipped,
             "bytes_up": summary.bytes_up,
             "bytes_down": summary.bytes_down,
-            "epsilon_total": epsilon,
-            "epsilon_text": shown(epsilon),
+            "epsilon_total": number_or_none(epsilon),
             "epsilon_covers": COVERS,
         }
 

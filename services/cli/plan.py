@@ -117,6 +117,7 @@ def assess(run: RunManifest) -> dict[str, Any]:
         "silos": m,
         "byzantine": run.byzantine,
         "aggregator": run.aggregator,
+        "quorum": run.quorum,
         "rounds": run.rounds,
         "contraction": contraction(run, k),
         "buffers": buffer_sizes(run),
@@ -202,7 +203,7 @@ def cost(run: RunManifest, k: int) -> dict[str, Any]:
 def render(result: Mapping[str, Any]) -> str:
     lines = [
         f"{result['silos']} silos, d = {result['d']:,}, K = {result['K']:,}, k = {result['k']:,} coordinates per silo, "
-        f"{result['aggregator']}, {result['rounds']:,} rounds",
+        f"{result['aggregator']}, a quorum of {result['quorum']}, {result['rounds']:,} rounds",
         *contraction_lines(result["contraction"]),
         *buffer_lines(result["buffers"], result["slack"], result["byzantine"]),
         *traffic_lines(result["traffic"]),

@@ -49,8 +49,8 @@ def test_a_run_from_its_file_to_its_exported_model(server: LiveServer, fedrep: F
     assert (code, answer["created"]) == (0, False)
     assert fedrep("list")[1]["runs"] == []
     code, answer, _ = fedrep(*create)
-    assert (code, answer["created"], answer["plan"]["buffers"], answer["plan"]["quorum"]) == (0, True, 2, 3)
-    assert answer["plan"]["epsilon_total"] > answer["plan"]["epsilon_round"] > 0
+    assert (code, answer["created"], answer["plan"]["buffers"]["count"], answer["plan"]["quorum"]) == (0, True, 2, 3)
+    assert answer["plan"]["privacy"]["epsilon_total"] > answer["plan"]["privacy"]["epsilon_round"] > 0
     silos = [server.silo(name) for name in SILOS]
     for silo in silos:
         silo.fetch_model(silo.join("commands").model_version)
@@ -73,6 +73,21 @@ def test_a_run_from_its_file_to_its_exported_model(server: LiveServer, fedrep: F
         code, text, _ = fedrep(*arguments, as_json=False)
         assert code == 0
         assert "commands" in text
+
+
+def test_creating_a_run_shows_what_fedrep_plan_shows(
+    server: LiveServer, fedrep: Fedrep, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    create = write_run(tmp_path, "planned", alpha="0")
+    plan = ["plan", "--config", create[2], "--d", str(PARAMETERS)]
+    assert main([*plan, "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert planned["privacy"]["epsilon_total"] == "none"
+    code, answer, _ = fedrep(*create, "--dry-run")
+    assert (code, answer["plan"]) == (0, planned)
+    assert main(plan) == 0
+    text = capsys.readouterr().out
+    assert fedrep(*create, "--dry-run", as_json=False)[1].endswith(text)
 
 
 def test_refusals_are_one_sentence_and_an_exit_code(server: LiveServer, fedrep: Fedrep, tmp_path: Path) -> None:
