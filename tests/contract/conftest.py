@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.contract.live_server import LiveServer, People
+from tests.contract.live_server import LiveServer, People, Stage, stage
 
 
 @pytest.fixture(scope="session")
@@ -23,3 +23,16 @@ def server(people: People, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 @pytest.fixture
 def run_name(request: pytest.FixtureRequest) -> str:
     return f"run-{abs(hash(request.node.nodeid)):x}"
+
+
+@pytest.fixture(scope="module")
+def stages(server: LiveServer) -> Callable[[str], Stage]:
+    """A round that has come to a phase; all refusals of that phase are tried on the same one."""
+    made: dict[str, Stage] = {}
+
+    def of(phase: str) -> Stage:
+        if phase not in made:
+            made[phase] = stage(server, f"refusals-{phase}", phase)
+        return made[phase]
+
+    return of
