@@ -97,7 +97,9 @@ class ClientSettings(Section):
     report: Literal["none", "counts", "all"] = Field(
         default="all", description="figures sent to the server, unmasked: none, counts (clip rate, samples, epsilon) or all"
     )
-    evaluate_every: int = Field(default=1, ge=1, description="rounds between evaluations")
+    evaluate_every: int | None = Field(
+        default=None, ge=1, description="rounds between evaluations; absent: as many as the run's evaluation_interval says"
+    )
     give_up_after: float = Field(default=86400.0, gt=0, description="seconds to keep trying while the server is away")
     training_failures: int = Field(default=5, ge=1, description="failed trainings in a row after which the silo stops")
     proof_rounds: int = Field(default=20, ge=1, description="rounds to wait for proof before pending values are given up")

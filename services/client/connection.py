@@ -82,6 +82,7 @@ class Joined:
     state: str
     server_certificate: bytes
     last_round: int
+    evaluation_interval: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +144,7 @@ class Connection:
             response.state,
             response.server_certificate,
             response.last_round,
+            max(response.evaluation_interval, 1),
         )
 
     async def model(self, run: bytes, version: int) -> tuple[pb.ModelHeader, NDArray[np.float32]]:

@@ -40,6 +40,8 @@ class Evaluator:
         self._best = self._best_so_far()
         self._model: ModelState | None = None
         self._evaluated: int | None = None
+        self._evaluated_in = 0
+        self._interval = 1
         self.speaking = False  # an evaluator can leave at any moment
         self._leaving = False
         self.status: dict[str, object] = {"run": settings.run, "server": settings.server, "phase": "starting"}
@@ -58,6 +60,7 @@ class Evaluator:
                 await asyncio.sleep(POLL_SECONDS)
                 continue
             run = check_run_signature(joined.run, self._trust).digest()
+            self._interval = self._settings.evaluate_every or joined.evaluation_interval
             await self._catch_up(run, joined)
             if joined.state in OVER:
                 await self._evaluate(run, joined.last_round)
@@ -98,13 +101,18 @@ class Evaluator:
             await self._fetch(run, update.model_version)
         else:
             self._model = model.follow(update, decode_coordinates(update.coordinates, model.vector.size))
-        if update.round % self._settings.evaluate_every == 0:
+        if self._is_due(update.round):
             await self._evaluate(run, update.round)
 
     async def _catch_up(self, run: bytes, joined: Joined) -> None:
         if self._model is None or self._model.version != joined.model_version:
             await self._fetch(run, joined.model_version)
-            await self._evaluate(run, joined.last_round)
+            if self._is_due(joined.last_round):
+                await self._evaluate(run, joined.last_round)
+
+    def _is_due(self, round_number: int) -> bool:
+        """Once per interval, also where the round at its end was skipped or went by unseen."""
+        return self._evaluated is None or round_number // self._interval > self._evaluated_in // self._interval
 
     async def _fetch(self, run: bytes, version: int) -> None:
         header, vector = await self.connection.model(run, version)
@@ -115,7 +123,7 @@ class Evaluator:
         if model is None or self._evaluated == model.version:
             return
         self._show(round_number, "evaluating")
-        self._evaluated = model.version
+        self._evaluated, self._evaluated_in = model.version, round_number
         try:
             result = await in_thread(lambda: self._trainer.evaluate(model.vector))
         except Exception as error:  # user code may raise anything; the next version is tried

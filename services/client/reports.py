@@ -38,6 +38,7 @@ class Reports:
         self._trained: Trained | None = None
         self._clip_rate: float | None = None
         self._sent_before = 0
+        self._evaluate_every = 1
         self.rounds_over = 0
         self.status: dict[str, Any] = {"silo": name, "run": settings.run, "server": settings.server, "phase": "starting"}
 
@@ -48,6 +49,7 @@ class Reports:
         self._state.save_status(self.status)
 
     def joined(self, run: RunManifest, joined: Joined) -> None:
+        self._evaluate_every = self._settings.evaluate_every or joined.evaluation_interval
         again = self.status.get("run_hash") == run.digest().hex() and self.status.get("state") == joined.state
         self.status |= {"state": joined.state, "run_hash": run.digest().hex(), "last_round": joined.last_round}
         self.phase(None, "joined")
@@ -141,7 +143,7 @@ class Reports:
     async def _add_figures(self, request: pb.ReportMetricsRequest, books: Books, update: Update) -> None:
         if self._trained is not None:
             request.train_loss, request.train_seconds = self._trained.loss, self._trained.seconds
-        due = update.outcome is Outcome.APPLIED and update.round % self._settings.evaluate_every == 0
+        due = update.outcome is Outcome.APPLIED and update.round % self._evaluate_every == 0
         model = books.model
         if model is None or not due or self._training.busy:
             return

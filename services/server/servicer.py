@@ -47,6 +47,7 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
             state=driver.state.value,
             server_certificate=self._coordinator.server_certificate,
             last_round=driver.last_round,
+            evaluation_interval=driver.journal.options.evaluation_interval,
         )
         if driver.open is not None:
             response.round.CopyFrom(codec.signed_round_to_wire(driver.open.signed))

@@ -190,7 +190,7 @@ class JoinRequest(_message.Message):
     def __init__(self, run_name: _Optional[str] = ..., session_key: _Optional[bytes] = ..., session_signature: _Optional[bytes] = ..., model_version: _Optional[int] = ..., software_version: _Optional[str] = ...) -> None: ...
 
 class JoinResponse(_message.Message):
-    __slots__ = ("run", "round", "model_version", "model_hash", "chain", "state", "server_certificate", "last_round")
+    __slots__ = ("run", "round", "model_version", "model_hash", "chain", "state", "server_certificate", "last_round", "evaluation_interval")
     RUN_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -199,6 +199,7 @@ class JoinResponse(_message.Message):
     STATE_FIELD_NUMBER: _ClassVar[int]
     SERVER_CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
     LAST_ROUND_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_INTERVAL_FIELD_NUMBER: _ClassVar[int]
     run: SignedRunManifest
     round: SignedRoundManifest
     model_version: int
@@ -207,7 +208,8 @@ class JoinResponse(_message.Message):
     state: str
     server_certificate: bytes
     last_round: int
-    def __init__(self, run: _Optional[_Union[SignedRunManifest, _Mapping]] = ..., round: _Optional[_Union[SignedRoundManifest, _Mapping]] = ..., model_version: _Optional[int] = ..., model_hash: _Optional[bytes] = ..., chain: _Optional[bytes] = ..., state: _Optional[str] = ..., server_certificate: _Optional[bytes] = ..., last_round: _Optional[int] = ...) -> None: ...
+    evaluation_interval: int
+    def __init__(self, run: _Optional[_Union[SignedRunManifest, _Mapping]] = ..., round: _Optional[_Union[SignedRoundManifest, _Mapping]] = ..., model_version: _Optional[int] = ..., model_hash: _Optional[bytes] = ..., chain: _Optional[bytes] = ..., state: _Optional[str] = ..., server_certificate: _Optional[bytes] = ..., last_round: _Optional[int] = ..., evaluation_interval: _Optional[int] = ...) -> None: ...
 
 class GetModelRequest(_message.Message):
     __slots__ = ("run", "version")
