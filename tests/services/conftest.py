@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.services.enrolment_desk import authority
 from tests.services.store_fixtures import (
     kind,
     new_postgres_url,
@@ -14,6 +15,7 @@ from tests.services.store_fixtures import (
 )
 
 __all__ = [
+    "authority",
     "kind",
     "new_postgres_url",
     "new_url",
