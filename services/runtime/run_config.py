@@ -65,7 +65,9 @@ class RunConfig(Section):
     largest_range: float = Field(default=1e3, gt=0)
     drills: bool = Field(default=False, description="whether silos may run attack drills")
     evaluation_interval: int = Field(default=1, ge=1)
-    keep_models: int = Field(default=3, ge=1)
+    keep_models: int | None = Field(
+        default=None, ge=1, description="latest model versions kept, besides the best; absent: as many as the server keeps"
+    )
     aggregator: AggregatorConfig = AggregatorConfig()
     deadlines: DeadlineConfig = DeadlineConfig()
     stop: StopConfig = StopConfig()
@@ -118,7 +120,7 @@ class RunConfig(Section):
             evaluation_interval=self.evaluation_interval,
             target_accuracy=self.stop.target_accuracy,
             epsilon_budget=self.stop.epsilon_budget,
-            keep_models=self.keep_models,
+            keep_models=self.keep_models or 0,
             layout=layout,
         )
 

@@ -122,7 +122,8 @@ def _server_credentials(settings: ServerSettings) -> Credentials:
 
 async def _coordinator(settings: ServerSettings, credentials: Credentials, stack: AsyncExitStack, on_lost: OnLost) -> Coordinator:
     _make_folder(settings.data)
-    store = await asyncio.to_thread(open_store, settings.database_url, Retention(update_payloads=settings.retention.updates))
+    kept = Retention(update_payloads=settings.retention.updates, events=settings.retention.events)
+    store = await asyncio.to_thread(open_store, settings.database_url, kept)
     stack.push_async_callback(asyncio.to_thread, store.close)
     await take_the_lead(store.database, settings.data, stack, on_lost)
     models = open_model_store(settings.model_store, settings.data / "models", store.database)

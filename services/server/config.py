@@ -17,6 +17,7 @@ class Retention(Section):
 
     models: int = Field(default=3, ge=1, description="latest model versions kept, besides the best one")
     updates: int = Field(default=200, ge=1, description="rounds whose update a late silo can still fetch")
+    events: int = Field(default=200_000, ge=1, description="latest events kept of each run")
 
 
 class Alerts(Section):

@@ -173,6 +173,21 @@ def test_a_run_ends_when_its_epsilon_is_used_up(server: LiveServer, run_name: st
     assert "epsilon budget of 10" in server.driver(run_name).state_reason
 
 
+def test_models_and_events_are_kept_as_the_server_says_unless_the_run_says_otherwise(people: People, tmp_path: Path) -> None:
+    with LiveServer(people, tmp_path, retention={"models": 1, "events": 4}) as live:
+        live.create_run("brief")
+        live.create_run("long", keep_models=2)
+        for run in ("brief", "long"):
+            silos = joined(live, run)
+            for number in range(3):
+                play_round(silos, wait_for_round(live, run, after=number), STEP)
+            wait_until(lambda run=run: live.driver(run).last_round == 3)  # type: ignore[misc]
+        store = live.running.coordinator.store
+        assert [row.version for row in store.models("brief")] == [3]
+        assert [row.version for row in store.models("long")] == [2, 3]
+        assert len(store.events("brief", 0, 100)) <= 5, "four when the last round was written, and perhaps one since"
+
+
 def test_missing_silos_cost_a_round_its_time_and_nothing_else(server: LiveServer, run_name: str) -> None:
     """Nobody proposes, then too few do: both rounds are skipped with the reason, the model stays, the run goes on."""
     server.create_run(run_name, deadlines=DeadlineConfig(propose=0.3, submit=5, confirm=5, reveal=5))
