@@ -42,6 +42,7 @@ class ClosedRound:
     row: RoundRow
     ledger: tuple[LedgerEntry, ...]
     traffic: Mapping[str, Traffic]
+    failed_to_reveal: int  # silos that submitted, and then kept back shares that were waited for or had dealt wrong ones
 
     def in_a_line(self, seconds: float) -> dict[str, object]:
         """For the log."""
@@ -98,6 +99,7 @@ def close_round(
         _row(machine, result, clock, traffic, attendance, norm, median(rates) if rates else None, update.model_version),
         _ledger(machine, repeated),
         traffic,
+        len(survivors & result.report.failed),
     )
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -18,7 +16,6 @@ class ServerMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self._spent: dict[str, defaultdict[str, float]] = {}
         counter = partial(Counter, registry=self.registry)
         gauge = partial(Gauge, registry=self.registry)
         histogram = partial(Histogram, registry=self.registry)
@@ -33,11 +30,6 @@ class ServerMetrics:
         self._range = gauge("fedrep_clip_range", "R, the range values are clipped to", ["run"])
         self._clip_rate = gauge("fedrep_clip_rate", "Median share of clipped values", ["run"])
         self._epsilon = gauge("fedrep_epsilon_round", "Exact epsilon of one proposal; absent without guarantee", ["run"])
-        self._epsilon_total = gauge(
-            "fedrep_epsilon_total", "Largest sum of epsilon over the proposals of one silo since this start", ["run"]
-        )
-        self._version = gauge("fedrep_model_version", "Latest model version", ["run"])
-        self._round = gauge("fedrep_round", "Last round that ended", ["run"])
 
     def called(self, method: str, caller: str, code: str, seconds: float, up: int, down: int) -> None:
         short = method.rsplit("/", 1)[-1]
@@ -50,15 +42,13 @@ class ServerMetrics:
     def round_ended(self, run: str, closed: ClosedRound) -> None:
         row = closed.row
         self._rounds.labels(run, row.outcome.value).inc()
-        self._round.labels(run).set(row.round)
-        self._version.labels(run).set(row.model_version)
         self._range.labels(run).set(row.clip_range)
         for phase, seconds in zip(PHASES, row.phase_seconds, strict=False):
             self._phase.labels(run, phase).observe(seconds)
-        self._count_epsilon(run, closed)
         self._dropouts.labels(run, "propose").inc(row.roster_size - row.proposed)
         if row.buffers:
             self._dropouts.labels(run, "submit").inc(row.proposed - row.survivors)
+            self._dropouts.labels(run, "reveal").inc(closed.failed_to_reveal)
         for buffer in row.buffers:
             self._buffers.labels(run, "opened" if buffer.opened else "discarded").inc()
             if buffer.distance is not None:
@@ -67,10 +57,3 @@ class ServerMetrics:
             self._clip_rate.labels(run).set(row.clip_rate)
         if row.epsilon is not None:
             self._epsilon.labels(run).set(row.epsilon)
-
-    def _count_epsilon(self, run: str, closed: ClosedRound) -> None:
-        spent = self._spent.setdefault(run, defaultdict(float))
-        for entry in closed.ledger:
-            spent[entry.silo] += entry.epsilon if entry.epsilon is not None else math.inf
-        if spent:
-            self._epsilon_total.labels(run).set(max(spent.values()))

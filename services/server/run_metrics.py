@@ -1,9 +1,12 @@
-"""Figures that are true at the moment Prometheus asks: how each run stands, who is there, when the certificate ends."""
+"""Figures that are true at the moment Prometheus asks, also after a restart: how each run stands, what its silos have spent,
+who is there, when the certificate ends."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
@@ -25,6 +28,13 @@ class RunCollector(Collector):
         present = GaugeMetricFamily("fedrep_silos_present", "Silos that joined and answer", labels=by_run)
         allowed = GaugeMetricFamily("fedrep_silos_allowed", "Silos of the run, without excluded ones", labels=by_run)
         quorum = GaugeMetricFamily("fedrep_silos_quorum", "Silos a round needs", labels=by_run)
+        number = GaugeMetricFamily("fedrep_round", "Last round that ended", labels=by_run)
+        version = GaugeMetricFamily("fedrep_model_version", "Latest model version", labels=by_run)
+        spent = GaugeMetricFamily(
+            "fedrep_epsilon_total",
+            "Largest sum of epsilon over the proposals of one silo; infinite without guarantee",
+            labels=by_run,
+        )
         for driver in self._coordinator.drivers:
             labels, attendance = [driver.manifest.name], driver.attendance
             there = [name for name, standing in attendance.standings.items() if standing.present]
@@ -33,7 +43,12 @@ class RunCollector(Collector):
             present.add_metric(labels, len(set(there) - attendance.excluded))
             allowed.add_metric(labels, len(set(driver.manifest.silos) - attendance.excluded))
             quorum.add_metric(labels, driver.manifest.quorum)
-        yield from (active, quiet, present, allowed, quorum)
+            number.add_metric(labels, driver.last_round)
+            version.add_metric(labels, driver.model.state.version)
+            with suppress(FedrepError):  # a database that is away costs this figure, not the others
+                total = self._coordinator.store.summary(driver.manifest.name).epsilon_total
+                spent.add_metric(labels, math.inf if total is None else total)
+        yield from (active, quiet, present, allowed, quorum, number, version, spent)
         yield from self._certificate()
 
     def _certificate(self) -> Iterator[GaugeMetricFamily]:

@@ -292,6 +292,13 @@ def test_probes_metrics_and_reflection_tell_what_they_should(people: People, tmp
         assert "fedrep.wire.v1.FederationService" in [service.name for service in listed]
         address = f"http://127.0.0.1:{live.running.metrics_port}/metrics"
         text = urllib.request.urlopen(address).read().decode()
+    with LiveServer(people, tmp_path, metrics_port=0) as again:
+        address = f"http://127.0.0.1:{again.running.metrics_port}/metrics"
+        later = urllib.request.urlopen(address).read().decode().splitlines()
+    spent = next(line for line in text.splitlines() if line.startswith("fedrep_epsilon_total{"))
+    assert float(spent.split()[-1]) > 0
+    for line in (spent, 'fedrep_model_version{run="measured"} 2.0'):
+        assert line in later, "a restart takes nothing back"
     for line in (
         'fedrep_rounds_total{outcome="applied",run="measured"} 2.0',
         'fedrep_buffers_total{fate="opened",run="measured"} 4.0',
@@ -304,6 +311,15 @@ def test_probes_metrics_and_reflection_tell_what_they_should(people: People, tmp
         assert line in text, text
     for name in ("fedrep_bytes_total{", "fedrep_buffer_distance{", "fedrep_epsilon_round{", "fedrep_epsilon_total{"):
         assert name in text
+
+
+def test_silos_that_vanish_are_counted_at_the_stage_where_they_did(server: LiveServer, run_name: str) -> None:
+    stage(server, run_name, "reveal", deadlines=DeadlineConfig(propose=60, submit=60, confirm=60, reveal=0.5))
+    wait_until(lambda: server.driver(run_name).last_round == 1)
+    registry = server.running.coordinator.metrics.registry
+    stages = ("propose", "submit", "reveal")
+    counted = {at: registry.get_sample_value("fedrep_dropouts_total", {"run": run_name, "stage": at}) for at in stages}
+    assert counted == {"propose": 0, "submit": 0, "reveal": 3}, "one of four revealed, three were needed"
 
 
 def test_rpcs_and_phases_of_rounds_are_traced(people: People, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
