@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from fedrep.errors import SettingsError
 from fedrep.protocol.silo_rules import Policy
 from services.client.trainers.settings import TrainerSettings
+from services.identity.roster import load_pinned_roster
 from services.runtime.settings import load_settings
 
 Hour = Annotated[int, Field(ge=0, le=24)]
@@ -44,7 +44,7 @@ class PolicySettings(Section):
 
     def rules(self, layout_hash: bytes | None) -> Policy:
         """As the core knows it; the roster file is read here, once."""
-        pinned = _pinned(self.roster_file) if self.roster_file is not None else None
+        pinned = load_pinned_roster(self.roster_file) if self.roster_file is not None else None
         return Policy(
             smallest_roster=self.smallest_roster,
             smallest_buffer=self.smallest_buffer,
@@ -66,16 +66,6 @@ class PolicySettings(Section):
             return True
         start, end = self.hours
         return start <= moment.hour < end if start <= end else (moment.hour >= start or moment.hour < end)
-
-
-def _pinned(path: Path) -> frozenset[bytes]:
-    try:
-        lines = (line.split("#")[0].strip() for line in path.read_text().splitlines())
-        return frozenset(bytes.fromhex(line) for line in lines if line)
-    except OSError as error:
-        raise SettingsError(f"the roster file {path} cannot be read: {error.strerror}") from None
-    except ValueError:
-        raise SettingsError(f"{path} is not a roster file: it holds one key fingerprint in hexadecimal per line") from None
 
 
 class DrillSettings(Section):
