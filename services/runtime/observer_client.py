@@ -22,12 +22,15 @@ from services.runtime.tls import KeyPair, channel_options, client_channel_creden
 T = TypeVar("T")
 CALL_SECONDS = 30.0
 LARGEST_FILE = 16 * 2**30
+_SERVICE = pb.DESCRIPTOR.services_by_name["ObserverService"].full_name
+# Calls that only ask: repeating one that met a restarting server changes nothing.
+ASKING = tuple((_SERVICE, method) for method in ("ListRuns", "GetRun", "ListRounds", "DownloadModel"))
 
 
 class ObserverClient:
     def __init__(self, address: str, root: bytes, pair: KeyPair, server_name: str | None = None) -> None:
         credentials = client_channel_credentials(root, pair)
-        self._channel = grpc.secure_channel(address, credentials, options=channel_options(server_name=server_name))
+        self._channel = grpc.secure_channel(address, credentials, options=channel_options(ASKING, server_name=server_name))
         self.stub: Any = ObserverServiceStub(self._channel)  # type: ignore[no-untyped-call]
 
     def close(self) -> None:
