@@ -23,6 +23,7 @@ from fedrep.protocol.model_state import model_hash
 from fedrep.wire.v1 import federation_pb2 as pb
 from fedrep.wire.v1 import observer_pb2
 from services.cli.main import main
+from services.cli.processes import free_port
 from services.runtime.files import lock_folder
 from services.runtime.observer_client import ObserverClient
 from services.runtime.run_config import AggregatorConfig, DeadlineConfig, RunConfig, sign_run
@@ -32,7 +33,6 @@ from services.server.config import ServerSettings
 from services.server.store import open_store
 from tests.contract.live_server import PARAMETERS, SILOS, LiveServer, People, stage, wait_until
 from tests.contract.mini_client import SECONDS, MiniSilo, play_round
-from tests.services.federation import free_port
 
 STEP = dict.fromkeys(SILOS, [0.01] * PARAMETERS)
 REPOSITORY = Path(__file__).parents[2]

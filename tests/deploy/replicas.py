@@ -14,7 +14,10 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from tests.services.federation import Federation, RunningProcess, free_port, start_process, toml_of
+from services.cli.processes import free_port
+from services.cli.settings_file import toml_document
+from tests.services.federation import Federation
+from tests.services.processes import RunningProcess, start_process
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Connect = Callable[[], Awaitable[Streams]]
@@ -69,7 +72,7 @@ class Replicas:
             "log_json": True,
         }
         config, log = self.federation.folder / f"{name}.toml", self.federation.folder / f"{name}.log"
-        config.write_text(toml_of(settings | changes))
+        config.write_text(toml_document(settings | changes))
         off = {"FEDREP_SERVER__METRICS_PORT": str(free_port())}
         process = start_process(["-m", "services.cli.main", "server", "--config", str(config)], log, off)
         replica = Replica(process, port, health_port, log)

@@ -6,7 +6,9 @@ from pathlib import Path
 
 from fedrep.wire.v1 import observer_pb2 as pb
 from services.cli.main import main
-from tests.services.federation import Federation, run_scenario, toml_of
+from services.cli.settings_file import toml_document
+from tests.services.federation import Federation
+from tests.services.processes import run_scenario
 from tests.services.store_fixtures import NewUrl
 
 SILOS = 4
@@ -14,7 +16,7 @@ SILOS = 4
 
 def write_settings(federation: Federation, path: Path) -> Path:
     settings = federation.server_settings().model_dump(exclude_none=True, exclude={"retention", "alerts"})
-    path.write_text(toml_of(settings))
+    path.write_text(toml_document(settings))
     return path
 
 

@@ -16,11 +16,12 @@ import pytest
 import yaml
 
 from dashboard.settings import DashboardSettings
+from services.cli.processes import free_port
 from services.client.config import ClientSettings
 from services.runtime.settings import load_settings
 from services.server.config import ServerSettings
 from tests.deploy.chart import REPOSITORY
-from tests.services.federation import free_port, run_scenario, start_process
+from tests.services.processes import run_scenario, start_process
 
 DEPLOY = REPOSITORY / "deploy"
 SETTINGS = {"server": ServerSettings, "dashboard": DashboardSettings, "client": ClientSettings}

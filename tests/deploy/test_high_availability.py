@@ -15,13 +15,15 @@ import pytest
 from fedrep.protocol.model_state import model_hash
 from fedrep.wire.v1 import observer_pb2 as pb
 from services.cli.main import CANNOT_CONNECT, OK, main
+from services.cli.processes import free_port
 from services.client.daemon import SiloDaemon
 from services.server.high_availability import LOST_LEAD
 from services.server.leadership import LEADER_LOCK
 from services.server.model_store import open_model_store
 from services.server.store import open_store
 from tests.deploy.replicas import Relay, Replica, Replicas
-from tests.services.federation import Federation, StubTrainer, free_port, run_scenario
+from tests.services.federation import Federation, StubTrainer
+from tests.services.processes import run_scenario
 from tests.services.store_fixtures import NewUrl
 
 SILOS = 4

@@ -19,7 +19,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from dashboard.metrics import Metrics
 from services.server.metrics import ServerMetrics
 from tests.deploy.chart import REPOSITORY
-from tests.services.federation import Federation, run_scenario
+from tests.services.federation import Federation
+from tests.services.processes import run_scenario
 
 ALERTS = REPOSITORY / "deploy" / "prometheus" / "alerts.yaml"
 GRAFANA = REPOSITORY / "deploy" / "grafana" / "fedrep.json"

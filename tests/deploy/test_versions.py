@@ -10,7 +10,8 @@ import pytest
 
 from services.runtime.status import reason_of
 from services.runtime.tls import channel_options, client_channel_credentials
-from tests.services.federation import Federation, run_scenario
+from tests.services.federation import Federation
+from tests.services.processes import run_scenario
 
 
 @pytest.mark.parametrize(("version", "advice"), [(0, "Upgrade your fedrep"), (2, "Upgrade the server")])

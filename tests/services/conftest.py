@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.services.enrolment_desk import authority
+from tests.services.scenarios import lines
 from tests.services.store_fixtures import (
     kind,
     new_postgres_url,
@@ -17,6 +18,7 @@ from tests.services.store_fixtures import (
 __all__ = [
     "authority",
     "kind",
+    "lines",
     "new_postgres_url",
     "new_url",
     "postgres_uri",

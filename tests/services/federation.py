@@ -17,13 +17,8 @@ The server runs in this process (`serving`) or as a process of its own (`ServerP
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import socket
-import subprocess
-import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +30,8 @@ from numpy.typing import NDArray
 
 from fedrep.protocol.model_state import model_hash
 from fedrep.wire.v1 import observer_pb2 as pb
+from services.cli.processes import free_port
+from services.cli.settings_file import toml_document
 from services.client.config import ClientSettings
 from services.client.daemon import SiloDaemon
 from services.client.evaluator import Evaluator
@@ -47,13 +44,11 @@ from services.runtime.observer_client import ObserverClient
 from services.runtime.run_config import AggregatorConfig, DeadlineConfig, RunConfig, sign_run
 from services.server.app import RunningServer, start
 from services.server.config import ServerSettings
+from tests.services.processes import ServerProcess, SiloProcess, start_process
 
 T = TypeVar("T")
 FEDERATION = "testers"
 PARAMETERS = 200
-SCENARIO_SECONDS = 120.0
-REPOSITORY = Path(__file__).parents[2]
-_processes: list[subprocess.Popen[bytes]] = []
 
 
 class StubTrainer:
@@ -272,7 +267,8 @@ class Federation:
         settings = self.server_settings()
         config = self.folder / "server.toml"
         log = self.folder / "server.log"
-        config.write_text(toml_of(settings.model_dump(exclude_none=True, exclude={"retention", "alerts"})) + "log_json = true\n")
+        plain = settings.model_dump(exclude_none=True, exclude={"retention", "alerts"})
+        config.write_text(toml_document(plain | {"log_json": True}))
         environment = {"FEDREP_SERVER__METRICS_PORT": str(free_port()), "FEDREP_SERVER__HEALTH_PORT": str(free_port())}
         process = start_process(["-m", "services.cli.main", "server", "--config", str(config)], log, environment)
         return ServerProcess(process, self.port, log)
@@ -300,103 +296,9 @@ class Federation:
             "trainer": {"user_code": "stub_code:build", "user_code_dir": self.folder, "options": {"number": number}},
         }
         path = self.folder / f"{run}-{name}.toml"
-        path.write_text(toml_of(given | options))
+        path.write_text(toml_document(given | options))
         (self.folder / "stub_code.py").write_text(
             "from tests.services.federation import StubTrainer\n\n"
             "def build(settings):\n    return StubTrainer(**settings.options)\n"
         )
         return path
-
-
-@dataclass
-class RunningProcess:
-    process: subprocess.Popen[bytes]
-
-    def kill(self) -> None:
-        """kill -9, and nothing is left of it."""
-        self.process.kill()
-        self.process.wait()
-
-    def terminate(self, seconds: float = 20.0) -> int:
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(seconds)
-
-    async def wait(self, seconds: float = 60.0) -> int:
-        """The exit code; negative is the number of the signal that ended it."""
-        return await in_thread(lambda: self.process.wait(seconds))
-
-
-@dataclass
-class ServerProcess(RunningProcess):
-    port: int
-    log: Path
-
-    async def wait_until_serving(self, seconds: float = 30.0) -> None:
-        limit = time.monotonic() + seconds
-        while time.monotonic() < limit:
-            assert self.process.poll() is None, self.log.read_text()
-            try:
-                with socket.create_connection(("127.0.0.1", self.port), 1):
-                    return
-            except OSError:
-                await asyncio.sleep(0.05)
-        raise AssertionError(f"the server does not listen: {self.log.read_text()}")
-
-
-@dataclass
-class SiloProcess(RunningProcess):
-    name: str
-    config: Path
-    log: Path
-
-
-def start_process(arguments: list[str], log: Path, environment: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
-    """This Python, from the repository's folder, its output appended to `log`."""
-    variables = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", **(environment or {})}
-    with log.open("ab") as output:
-        process = subprocess.Popen([sys.executable, *arguments], cwd=REPOSITORY, env=variables, stdout=output, stderr=output)
-    _processes.append(process)
-    return process
-
-
-def run_scenario(scenario: Coroutine[Any, Any, T], seconds: float = SCENARIO_SECONDS) -> T:
-    """One event loop per test, with a limit, so that a protocol that hangs fails. No process outlives it."""
-
-    async def limited() -> T:
-        async with asyncio.timeout(seconds):
-            return await scenario
-
-    try:
-        return asyncio.run(limited())
-    finally:
-        for process in _processes:
-            process.kill()
-            process.wait()
-        _processes.clear()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def toml_of(values: Mapping[str, Any]) -> str:
-    """Enough TOML for settings files: plain values first, then one level of tables."""
-    tables = {key: value for key, value in values.items() if isinstance(value, Mapping)}
-    lines = [f"{key} = {_plain(value)}" for key, value in values.items() if key not in tables]
-    for name, table in tables.items():
-        lines += ["", f"[{name}]", *(f"{key} = {_plain(value)}" for key, value in table.items())]
-    return "\n".join(lines) + "\n"
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key} = {_plain(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_plain(item) for item in value) + "]"
-    return '"' + str(value) + '"'

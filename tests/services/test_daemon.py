@@ -14,7 +14,8 @@ from services.client.state import StateFolder
 from services.client.trainers.build import build_trainer
 from services.client.trainers.settings import TrainerSettings
 from services.identity.certificates import Credentials
-from tests.services.federation import Federation, StubTrainer, run_scenario
+from tests.services.federation import Federation, StubTrainer
+from tests.services.processes import run_scenario
 
 
 class RememberingFolder(StateFolder):

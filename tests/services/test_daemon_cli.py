@@ -33,7 +33,8 @@ from services.identity.enrolment import EnrolmentDesk
 from services.identity.folder import FederationAddresses
 from services.runtime.files import write_atomically
 from services.server.config import ServerSettings
-from tests.services.federation import REPOSITORY, Federation, StubTrainer, run_scenario, start_process
+from tests.services.federation import Federation, StubTrainer
+from tests.services.processes import REPOSITORY, run_scenario, start_process
 
 
 async def fedrep(*arguments: str) -> tuple[int, Any]:

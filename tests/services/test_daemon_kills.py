@@ -22,7 +22,8 @@ from services.client.state import StateFolder
 from services.client.training import in_thread
 from services.runtime.run_config import DeadlineConfig
 from tests.services.dying_silo import recording_daemon, start_dying_silo
-from tests.services.federation import PARAMETERS, Federation, StubTrainer, run_scenario
+from tests.services.federation import PARAMETERS, Federation, StubTrainer
+from tests.services.processes import run_scenario
 
 VICTIM = 3
 KILLED_IN = 2

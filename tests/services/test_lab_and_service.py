@@ -20,7 +20,8 @@ from services.client.trainers.build import image_trainer
 from services.client.trainers.torch_trainer import TorchTrainer
 from services.runtime.run_config import AggregatorConfig
 from tests.protocol.federation import Federation as InProcess
-from tests.services.federation import Federation, run_scenario
+from tests.services.federation import Federation
+from tests.services.processes import run_scenario
 
 ROUNDS = 5
 CELL = Cell(
