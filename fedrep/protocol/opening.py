@@ -95,7 +95,7 @@ def aggregator_options(settings: str) -> tuple[dict[str, object], list[Mapping[s
     """The manifest's JSON object as (the rule's own keys, the steps to run before it, which are its `pre`)."""
     try:
         values = json.loads(settings)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # nested without end
         raise SettingsError(f"the aggregator's settings are not JSON: {error}") from error
     pre = values.pop("pre", []) if isinstance(values, dict) else None
     if not isinstance(pre, list) or not all(isinstance(step, (str, dict)) for step in pre):

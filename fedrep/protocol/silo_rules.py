@@ -106,7 +106,8 @@ def check_run(run: RunManifest, policy: Policy, silo: str) -> None:
     if not policy.least_alpha <= run.alpha <= 1.0:  # written so that NaN is refused too
         problems.append(f"alpha {run.alpha} is not between the {policy.least_alpha} this silo asks for and 1")
     if run.coordinates > policy.largest_fraction * run.parameters:
-        problems.append(f"K/d {run.coordinates / run.parameters:.3g} is above the allowed {policy.largest_fraction}")
+        share = run.coordinates / run.parameters if run.parameters else float("inf")
+        problems.append(f"K/d {share:.3g} is above the allowed {policy.largest_fraction}")
     if run.ring_bits not in policy.ring_bits:
         problems.append(f"a {run.ring_bits}-bit ring is not among the allowed {policy.ring_bits}")
     if not run.smallest_range >= policy.smallest_range:

@@ -9,6 +9,13 @@ import sys
 from pathlib import Path
 
 EXAMPLES_PER_SECOND = 100
+# Before authentication: certificates, requests, lists, tokens. After it: the wire, the server's rounds, the silo's steps.
+PLACES = (
+    "tests/services",
+    "tests/unit/test_wire_codec.py",
+    "tests/protocol/test_hostile_bytes.py",
+    "tests/protocol/test_hostile_server.py",
+)
 
 
 def main() -> int:
@@ -20,8 +27,8 @@ def main() -> int:
         subprocess.run([sys.executable, str(target), "--seconds", str(seconds)], check=False).returncode for target in targets
     ]
     environment = {**os.environ, "FEDREP_FUZZ_EXAMPLES": str(EXAMPLES_PER_SECOND * seconds)}
-    hypothesis = [sys.executable, "-m", "pytest", "-q", "--timeout=0", "tests/services", "tests/protocol/test_hostile_bytes.py"]
-    codes.append(subprocess.run([*hypothesis, "-k", "stranger or hostile or arbitrary"], check=False, env=environment).returncode)
+    hypothesis = [sys.executable, "-m", "pytest", "-q", "--timeout=0", *PLACES, "-k", "stranger or hostile or no_message"]
+    codes.append(subprocess.run(hypothesis, check=False, env=environment).returncode)
     return max(codes)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,7 @@ from tests.protocol.federation import Federation
 from tests.protocol.refusal import snapshot
 from tests.protocol.test_propose import proposal_of
 
+EXAMPLES = int(os.environ.get("FEDREP_FUZZ_EXAMPLES", "40"))
 BYTES = st.binary(max_size=140)
 NAMES = st.one_of(st.sampled_from(["silo-00", "silo-04"]), st.text(st.characters(exclude_categories=()), max_size=4))
 PHASES = (Phase.PROPOSE, Phase.SUBMIT, Phase.CONFIRM, Phase.REVEAL)
@@ -67,7 +69,7 @@ def deface(data: st.DataObject, event: Event) -> Event:
 
 
 @pytest.mark.parametrize("sent_in", PHASES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=EXAMPLES, deadline=None)
 @given(data=st.data())
 def test_a_defaced_message_is_refused_with_an_error_of_ours(
     sent_in: Phase, rounds: dict[Phase, tuple[Federation, Event]], data: st.DataObject

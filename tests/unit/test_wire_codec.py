@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -352,7 +353,7 @@ def test_a_stream_of_tiny_or_empty_chunks_costs_no_more_than_its_bytes() -> None
     assert assembler.finish() == data
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=int(os.environ.get("FEDREP_FUZZ_EXAMPLES", "60")), deadline=None)
 @given(garbage=st.binary(max_size=80))
 def test_bytes_that_are_no_message_never_decode_to_an_exception_of_another_kind(garbage: bytes) -> None:
     """Whatever protobuf accepts, the codec turns into a message or a DecodeError."""
@@ -361,6 +362,11 @@ def test_bytes_that_are_no_message_never_decode_to_an_exception_of_another_kind(
         (pb.UpdateHeader, lambda m: codec.update_from_wire(m, b"")),
         (pb.ConsensusHeader, lambda m: codec.consensus_from_wire(m, b"")),
         (pb.ProposalHeader, lambda m: codec.proposal_from_wire(A, m, b"")),
+        (pb.SubmissionHeader, lambda m: codec.submission_from_wire(A, m, b"")),
+        (pb.ConfirmSurvivorsRequest, lambda m: codec.confirmation_from_wire(A, m)),
+        (pb.ConfirmSurvivorsResponse, lambda m: codec.signatures_from_wire(m.signatures)),
+        (pb.SurvivorSet, codec.survivors_from_wire),
+        (pb.Statement, lambda m: codec.statement_from_wire(m, RUN, 1)),
         (pb.SignedRoundManifest, codec.signed_round_from_wire),
         (pb.SignedRunManifest, codec.signed_run_from_wire),
     ]
