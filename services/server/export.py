@@ -8,7 +8,27 @@ import math
 import numpy as np
 from safetensors.numpy import save
 
+from fedrep.errors import InvalidInputError
 from services.server.model_store import StoredModel
+
+
+def check_layout(layout: str, parameters: int) -> None:
+    """At creation, or every later export would fail."""
+    if not layout:
+        return
+    try:
+        entries = json.loads(layout)
+        names = [name for name, _ in entries]
+        sides = [side for _, shape in entries for side in shape]
+        fits = all(isinstance(name, str) for name in names) and all(isinstance(side, int) and side > 0 for side in sides)
+        fits = fits and len(set(names)) == len(names) and sum(math.prod(shape) for _, shape in entries) == parameters
+    except (ValueError, TypeError, RecursionError):
+        fits = False
+    if not fits:
+        raise InvalidInputError(
+            f"the layout is not a JSON list of [name, shape] with distinct names that covers the model's {parameters} parameters",
+            reason="BAD_LAYOUT",
+        )
 
 
 def model_file(stored: StoredModel, layout: str, run: str) -> bytes:

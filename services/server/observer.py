@@ -16,7 +16,7 @@ from fedrep.wire.v1 import observer_pb2 as pb
 from fedrep.wire.v1 import observer_pb2_grpc
 from services.server import views
 from services.server.coordinator import Coordinator
-from services.server.export import model_file
+from services.server.export import check_layout, model_file
 from services.server.interceptor import caller
 from services.server.journal import FLOAT_BYTES
 from services.server.run_driver import RunDriver
@@ -94,6 +94,7 @@ class ObserverServicer(observer_pb2_grpc.ObserverServiceServicer):
     async def CreateRun(self, request_iterator: AsyncIterator[Any], context: Context) -> pb.CreateRunResponse:
         header = await header_of(request_iterator)
         signed = codec.signed_run_from_wire(header.manifest)
+        check_layout(header.options.layout, signed.manifest.parameters)
         problems = await asyncio.to_thread(self._coordinator.rehearse, signed, caller())
         if not problems and not header.dry_run:
             size = FLOAT_BYTES * signed.manifest.parameters

@@ -143,10 +143,13 @@ def test_a_round_that_ends_comes_with_its_event(server: LiveServer, run_name: st
             return
 
 
-def creation(signed: SignedRunManifest, vector: Any, *, sha256: bytes | None = None, dry: bool = False) -> Iterator[Any]:
+def creation(
+    signed: SignedRunManifest, vector: Any, *, sha256: bytes | None = None, dry: bool = False, layout: str = ""
+) -> Iterator[Any]:
     data = vector.tobytes()
     header = pb.CreateRunHeader(
         manifest=codec.signed_run_to_wire(signed),
+        options=pb.RunOptions(layout=layout),
         dry_run=dry,
         parameters=PARAMETERS,
         sha256=sha256 if sha256 is not None else hashlib.sha256(data).digest(),
@@ -206,6 +209,27 @@ def test_a_model_with_nan_is_refused(server: LiveServer, run_name: str) -> None:
     admin = server.people.credentials["admin"]
     signed = sign_run(config.manifest(PARAMETERS, bytes(32), model_hash(broken)), "admin", admin.chain, admin.signing_key)
     assert refusal(lambda: stub(server).CreateRun(creation(signed, broken))) == ("INVALID_ARGUMENT", "NOT_FINITE")
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        "{",
+        "7",
+        "[7]",
+        '[["a", 7]]',
+        '[["a", [199]]]',
+        '[["a", [-10, -20]]]',
+        "[[1, [200]]]",
+        '[["a", [100]], ["a", [100]]]',
+        "[" * 9999,
+    ],
+)
+def test_a_layout_that_would_spoil_every_export_is_refused_at_creation(server: LiveServer, run_name: str, layout: str) -> None:
+    signed, _, vector = server.signed_run(run_name)
+    for dry in (True, False):
+        answer = refusal(lambda dry=dry: stub(server).CreateRun(creation(signed, vector, dry=dry, layout=layout)))  # type: ignore[misc]
+        assert answer == ("INVALID_ARGUMENT", "BAD_LAYOUT")
 
 
 def test_a_name_is_given_once(server: LiveServer, run_name: str) -> None:
