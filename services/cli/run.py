@@ -195,19 +195,29 @@ def export(
     target: Annotated[Path, typer.Argument(help="File to write, safetensors.")],
     version: Annotated[int | None, typer.Option("--version", help="A kept version; the latest when absent.")] = None,
     best: Annotated[bool, typer.Option("--best", help="The version the evaluator found best.")] = False,
+    trainer: Annotated[
+        Path | None,
+        typer.Option("--trainer", help="Settings of a silo, whose [trainer] adds batch-norm statistics from its data."),
+    ] = None,
     server: Server = LOCAL,
     identity: Identity = FOLDER,
     as_json: Json = False,
 ) -> None:
-    """Write a model's parameters to a file."""
+    """Write a model to a file: its parameters, which are all the server has, or with --trainer the whole model."""
     with connected(server, identity) as (client, _):
         got, data = client.download(name, version=version, best=best)
+    if trainer is not None:
+        from services.cli.whole_model import whole_model
+
+        data = whole_model(data, trainer, {"fedrep.run": name, "fedrep.version": str(got)})
     target.write_bytes(data)
-    emit(
-        {"run": name, "version": got, "file": str(target), "size": len(data)},
-        as_json,
-        lambda r: f"Wrote {r['file']}, version {r['version']}.",
-    )
+    result = {"run": name, "version": got, "file": str(target), "size": len(data), "statistics": trainer is not None}
+    emit(result, as_json, _exported_text)
+
+
+def _exported_text(result: Any) -> str:
+    more = "" if result["statistics"] else " It holds the parameters; a model with batch norm needs --trainer for its statistics."
+    return f"Wrote {result['file']}, version {result['version']}.{more}"
 
 
 def _steer(method: str, request: Any, server: str, identity: Path, as_json: bool) -> None:
