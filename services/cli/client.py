@@ -22,6 +22,7 @@ from services.identity.certificates import REVOCATIONS_FILE, Credentials
 from services.identity.folder import FederationAddresses
 from services.runtime.files import lock_folder
 from services.runtime.logging import configure_logging
+from services.runtime.proxy import take_capitals
 
 if TYPE_CHECKING:
     from services.client.daemon import SiloDaemon
@@ -153,10 +154,8 @@ def leave(
 
 
 def read_settings(config: Path | None) -> ClientSettings:
-    """All that the daemon needs to be named; a proxy in capitals works like one in small letters, the only ones gRPC reads."""
-    for name in ("https_proxy", "http_proxy", "no_proxy"):
-        if name.upper() in os.environ:
-            os.environ.setdefault(name, os.environ[name.upper()])
+    """All that the daemon needs to be named."""
+    take_capitals()
     if config is None and DEFAULT_CONFIG.exists():
         config = DEFAULT_CONFIG
     settings = load_client_settings(config)

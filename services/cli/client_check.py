@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 import time
 from collections.abc import Iterable, Mapping
@@ -27,9 +26,6 @@ from services.identity.diagnosis import Outcome, diagnose
 Row = dict[str, str]
 SERVER_SECONDS = 10.0
 STYLES = {"ok": "green", "warning": "yellow", "failed": "bold red", "skipped": "dim"}
-PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")  # in gRPC's order
-# These look for the server by plain sockets; behind a proxy only a call through it can tell.
-DIRECT_CHECKS = ("DNS", "TCP", "TLS", "health")
 
 
 def row(check: str, outcome: Outcome, text: str, advice: str = "") -> Row:
@@ -49,14 +45,8 @@ async def check_silo(settings: ClientSettings) -> list[Row]:
 
 
 async def _credentials_and_connection(settings: ClientSettings) -> list[Row]:
-    proxy = next((os.environ[name] for name in PROXY_VARIABLES if os.environ.get(name)), None)
     findings = await diagnose(settings.credentials, settings.server)
-    if proxy:
-        findings = [finding for finding in findings if finding.check not in DIRECT_CHECKS]
-    rows = [row(finding.check, finding.outcome, finding.text, finding.advice) for finding in findings]
-    if proxy:
-        rows.append(row("proxy", Outcome.OK, f"connections go through {proxy} (from the environment)"))
-    return rows
+    return [row(finding.check, finding.outcome, finding.text, finding.advice) for finding in findings]
 
 
 def _trainer(settings: ClientSettings) -> tuple[Trainer | None, list[Row]]:

@@ -14,6 +14,7 @@ from services.cli.enroll import CredentialsFolder
 from services.cli.output import emit
 from services.identity.diagnosis import Outcome, diagnose
 from services.runtime.logging import configure_logging
+from services.runtime.proxy import take_capitals
 
 app = typer.Typer(add_completion=False)
 
@@ -29,6 +30,7 @@ def doctor(
 ) -> int:
     """Check credentials, clock, revocation, DNS, TCP, TLS and the server's health, one after the other."""
     configure_logging("doctor", level="WARNING")
+    take_capitals()
     findings = asyncio.run(diagnose(folder, server, health))
     rows = [{"check": item.check, "outcome": item.outcome.value, "text": item.text, "advice": item.advice} for item in findings]
     healthy = all(item.outcome is not Outcome.FAILED for item in findings)

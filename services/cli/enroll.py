@@ -18,6 +18,7 @@ from services.identity.folder import FederationAddresses, install_bundle, prepar
 from services.identity.invitations import LARGEST_TOKEN
 from services.runtime.files import lock_folder, write_atomically
 from services.runtime.logging import configure_logging
+from services.runtime.proxy import take_capitals
 
 app = typer.Typer(add_completion=False)
 renew_app = typer.Typer(add_completion=False)
@@ -44,6 +45,7 @@ def enroll(
     if sum(choice is not None for choice in (token, request, install)) != 1:
         raise typer.BadParameter("give a TOKEN, or --request FILE, or --install FILE")
     configure_logging("enroll", level="WARNING")
+    take_capitals()
     if request is not None:
         with lock_folder(folder):
             refuse_if_enrolled(folder, replace)
@@ -83,6 +85,7 @@ def renew(
 ) -> None:
     """Get a new certificate now. The daemons do this by themselves at two thirds of a certificate's life."""
     configure_logging("renew", level="WARNING")
+    take_capitals()
     credentials = asyncio.run(enrolment_client.renew(folder, new_key=new_key))
     emit(describe_credentials(credentials, folder), as_json, render_credentials)
 

@@ -23,6 +23,7 @@ from services.cli.settings_file import commented_toml, write_new
 from services.client.layout import read_model
 from services.identity.certificates import Credentials
 from services.runtime.observer_client import ObserverClient
+from services.runtime.proxy import take_capitals
 from services.runtime.run_config import RunConfig, sign_run
 from services.runtime.settings import load_settings
 
@@ -42,6 +43,7 @@ FOLDER = Path("credentials")
 
 @contextmanager
 def connected(server: str, identity: Path) -> Iterator[tuple[ObserverClient, Credentials]]:
+    take_capitals()
     credentials = Credentials.load(identity)
     client = ObserverClient(server, credentials.root, credentials.key_pair)
     try:

@@ -22,6 +22,7 @@ from fedrep.errors import CryptoError, FedrepError
 from services.identity.certificates import CLOCK_SKEW, Credentials, TrustStore
 from services.identity.enrolment_client import UnreachableError, get_revocations, known_revocations, split_address
 from services.identity.folder import FederationAddresses, renewal_time
+from services.runtime.proxy import open_connection, proxy_for
 from services.runtime.status import reason_of
 from services.runtime.tls import channel_options, client_channel_credentials
 
@@ -165,13 +166,17 @@ def _reach(address: str, credentials: Credentials) -> list[Finding]:
     findings: list[Finding] = []
     try:
         host, port = split_address(address)
-        found = sorted({str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)})
+        proxy = proxy_for(host)
+        if proxy is None:
+            found = sorted({str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)})
+            findings.append(Finding("DNS", Outcome.OK, f"{host} is {', '.join(found)}"))
+        else:  # it looks the name up
+            findings.append(Finding("proxy", Outcome.OK, f"connections go through {proxy} (from the environment)"))
     except (socket.gaierror, UnicodeError, FedrepError) as error:
         advice = "Check the spelling of the address and this machine's DNS."
         return [Finding("DNS", Outcome.FAILED, f"{address} does not resolve: {error}", advice)]
-    findings.append(Finding("DNS", Outcome.OK, f"{host} is {', '.join(found)}"))
     try:
-        plain = socket.create_connection((host, port), TIMEOUT)
+        plain = open_connection(host, port, TIMEOUT)
     except OSError as error:
         text = f"{address} does not accept connections: {error}"
         advice = "Check that the server runs, and that no firewall between blocks the port."

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import socket
 import ssl
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -30,6 +29,7 @@ from services.identity.folder import (
 from services.identity.invitations import Invitation
 from services.identity.names import Identity
 from services.runtime.files import lock_folder, write_atomically
+from services.runtime.proxy import open_connection
 from services.runtime.status import error_of
 from services.runtime.tls import KeyPair, channel_options, client_channel_credentials
 
@@ -63,7 +63,7 @@ def fetch_root(address: str, fingerprint: bytes, timeout: float = TIMEOUT) -> by
     unverified.set_alpn_protocols(["h2"])
     try:
         with (
-            socket.create_connection(split_address(address), timeout) as plain,
+            open_connection(*split_address(address), timeout) as plain,
             unverified.wrap_socket(plain, server_hostname=AUTHORITY_NAME) as secured,
         ):
             presented = _presented_chain(secured)

@@ -1,0 +1,118 @@
+"""A machine that reaches the world only through a proxy: names that nobody here can resolve are reached by CONNECT."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from services.identity.authority import CertificateAuthority
+from services.identity.authority_server import Addresses, AuthorityServer
+from services.identity.diagnosis import Outcome, diagnose
+from services.identity.enrolment import EnrolmentDesk
+from services.identity.enrolment_client import UnreachableError, enrol
+from services.identity.invitations import invite
+from services.identity.names import Identity, Role
+from services.runtime.proxy import Proxy, proxy_for, take_capitals
+
+FAR = "authority.invalid:8551"
+VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy", "no_proxy", "all_proxy")
+
+
+@pytest.fixture(autouse=True)
+def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+
+
+@asynccontextmanager
+async def proxy_to(port: int, asked: list[str], answer: bytes = b"200 Connection established") -> AsyncIterator[int]:
+    """Notes what it is asked for and leads every connection to one port of this machine."""
+    writers: list[asyncio.StreamWriter] = []
+
+    async def relay(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        try:
+            while data := await source.read(65536):
+                target.write(data)
+                await target.drain()
+        except ConnectionError:
+            pass
+        finally:
+            target.close()
+
+    async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append((await reader.readuntil(b"\r\n\r\n")).decode())
+        writers.append(writer)
+        writer.write(b"HTTP/1.1 " + answer + b"\r\n\r\n")
+        if not answer.startswith(b"200"):
+            writer.close()
+            return
+        onward_reader, onward = await asyncio.open_connection("127.0.0.1", port)
+        writers.append(onward)
+        await asyncio.gather(relay(reader, onward), relay(onward_reader, writer))
+
+    listening = await asyncio.start_server(connect, "127.0.0.1", 0)
+    try:
+        yield listening.sockets[0].getsockname()[1]
+    finally:
+        listening.close()
+        for writer in writers:
+            writer.close()
+
+
+def token(authority: CertificateAuthority) -> str:
+    identity = Identity("hospital-a", Role.SILO, "demo")
+    made = invite(authority.register, authority.root, identity, enrolment_address=FAR, server_address="server.invalid:8550")
+    return made.token()
+
+
+def test_a_silo_enrols_through_the_proxy_and_the_doctor_goes_the_same_way(
+    authority: CertificateAuthority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    async def scenario() -> None:
+        server = AuthorityServer(EnrolmentDesk(authority), Addresses("127.0.0.1", 0, 0, 0))
+        await server.start()
+        async with proxy_to(server.enrolment_port, asked) as port:
+            monkeypatch.setenv("HTTPS_PROXY", f"http://someone:pass%20word@127.0.0.1:{port}")
+            monkeypatch.setenv("https_proxy", "")  # put back afterwards, and filled by what follows
+            monkeypatch.delenv("https_proxy")
+            take_capitals()
+            credentials = await enrol(token(authority), tmp_path / "silo")
+            assert credentials.identity.name == "hospital-a"
+            assert {request.split("\r\n")[0] for request in asked} == {f"CONNECT {FAR} HTTP/1.1"}
+            expected = base64.b64encode(b"someone:pass word").decode()
+            assert all(f"Proxy-Authorization: Basic {expected}" in request for request in asked)
+            found = {item.check: item for item in await diagnose(tmp_path / "silo", FAR)}
+            assert "DNS" not in found
+            assert "someone" not in found["proxy"].text
+            assert {found["proxy"].outcome, found["TCP"].outcome} == {Outcome.OK}
+        await server.stop(0)
+
+    asyncio.run(scenario())
+
+
+def test_a_proxy_that_says_no_is_named_with_its_words(
+    authority: CertificateAuthority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with proxy_to(1, [], b"403 Forbidden by policy") as port:
+            monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{port}")
+            with pytest.raises(UnreachableError, match=rf"the proxy 127.0.0.1:{port} .*403 Forbidden by policy"):
+                await enrol(token(authority), tmp_path / "silo")
+
+    asyncio.run(scenario())
+
+
+def test_hosts_in_no_proxy_are_reached_directly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("https_proxy", "proxy.example:3128")
+    monkeypatch.setenv("no_proxy", "inside.example,127.0.0.1")
+    assert proxy_for("outside.example") == Proxy("proxy.example", 3128)
+    assert proxy_for("silo.inside.example") is None
+    assert proxy_for("127.0.0.1") is None
