@@ -12,8 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import grpc
+import structlog
 
 from fedrep.errors import CryptoError
+
+log = structlog.get_logger()
 
 ChannelOptions = list[tuple[str, Any]]
 
@@ -49,19 +52,24 @@ def require_tls13(context: SecuredContext) -> None:
 def server_credentials(load: Callable[[], KeyPair], root: bytes | None, *, require_client: bool = True) -> grpc.ServerCredentials:
     """`load` is asked at every handshake, so a renewed certificate is used from the next connection on.
 
-    When `load` fails (a file half replaced by hand, for instance) the certificate in use stays.
+    When `load` fails (a file half replaced by hand, for instance) the certificate in use stays, and the log says so once.
     """
     current = load()
+    problem = ""
 
     def configuration(pair: KeyPair) -> Any:
         return grpc.ssl_server_certificate_configuration([(pair.private_key, pair.chain)], root_certificates=root)
 
     def fetch() -> Any:
-        nonlocal current
+        nonlocal current, problem
         try:
             fresh = load()
-        except Exception:  # gRPC would refuse every new connection if this callback raised
+        except Exception as error:  # gRPC would refuse every new connection if this callback raised
+            if str(error) != problem:
+                log.warning("certificate_not_read", why=str(error), meanwhile="the one in use stays")
+            problem = str(error)
             return None
+        problem = ""
         if fresh == current:
             return None
         current = fresh
