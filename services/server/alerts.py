@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import time
 
 import structlog
@@ -53,8 +54,11 @@ class _Watch:
         stalled = quiet > self._settings.stalled_after
         await self._alert(driver, "stalled", stalled, f"no round has ended for {quiet:.0f} seconds")
         if driver.state is RunState.RUNNING:
+            missing = [name for name in driver.manifest.silos if self._is_missing(driver, name)]
+            ends = await self._certificates(driver) if missing else {}
             for name in driver.manifest.silos:
-                await self._alert(driver, "silo_missing", self._is_missing(driver, name), f"{name} does not answer", name)
+                text = f"{name} does not answer{_expired(ends.get(name))}"
+                await self._alert(driver, "silo_missing", name in missing, text, name)
         figures = await asyncio.to_thread(self._coordinator.store.summary, driver.manifest.name)
         budget, spent = smallest_budget(driver.journal.options, figures), figures.epsilon_total
         near = budget is not None and spent is not None and spent >= self._settings.epsilon_warning * budget
@@ -69,6 +73,10 @@ class _Watch:
             return False
         since = self._away_since.setdefault((driver.manifest.name, name), time.monotonic())
         return time.monotonic() - since >= self._settings.missing_after
+
+    async def _certificates(self, driver: RunDriver) -> dict[str, float]:
+        rows = await asyncio.to_thread(self._coordinator.store.silo_rows, driver.manifest.name)
+        return {row.name: row.certificate_expires for row in rows}
 
     async def _alert(self, driver: RunDriver, kind: str, active: bool, text: str, silo: str = "") -> None:
         key = (driver.manifest.name, f"{kind}/{silo}")
@@ -92,6 +100,14 @@ class _Watch:
                 if not await _posted(url, body | {"round": event.round, "at": event.at}):
                     return
             self._sent[name] = stored.position
+
+
+def _expired(ends: float | None) -> str:
+    """TLS turns an expired certificate away before anybody knows whose it is; the server remembers what each silo had."""
+    if not ends or ends > time.time():
+        return ""
+    date = dt.datetime.fromtimestamp(ends, dt.UTC)
+    return f": the certificate it last came with expired on {date:%Y-%m-%d %H:%M} UTC, so it must renew or enrol again"
 
 
 async def _posted(url: str, body: dict[str, object]) -> bool:

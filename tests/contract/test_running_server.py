@@ -261,13 +261,16 @@ def test_alerts_are_events_and_reach_the_webhook_once(
         live.create_run("watched", stop=StopConfig(epsilon_budget=1000.0))
         silos = joined(live, "watched")
         play_round(silos, wait_for_round(live, "watched"), STEP)
+        live.running.coordinator.store.touch_silo("watched", "silo-d", "", time.time() - 60, time.time())
         silos[3].stub.Leave(pb.LeaveRequest(run=silos[3].run))
         wait_until(lambda: {"stalled", "silo_missing", "epsilon_budget"} <= {alert["kind"] for alert in got})
         time.sleep(0.3)
         found = [alert["kind"] for alert in got]
         assert {alert["run"] for alert in got} == {"watched"}
         assert found.count("silo_missing") == 1
-        assert next(alert for alert in got if alert["kind"] == "silo_missing")["silo"] == "silo-d"
+        missing = next(alert for alert in got if alert["kind"] == "silo_missing")
+        assert missing["silo"] == "silo-d"
+        assert "silo-d does not answer: the certificate it last came with expired on" in missing["text"]
         events = [s.event for s in live.running.coordinator.store.events("watched", 0, 1000) if s.event.severity == "alert"]
         assert {event.kind for event in events} == set(found)
 
