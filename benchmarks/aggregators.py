@@ -40,8 +40,13 @@ TARGETS = {
     "multi_krum": 10,
     "geometric_median": 20,
     "centered_clipping": 20,
+    "nnm+median": 20,
     "nnm+trimmed_mean": 20,
+    "nnm+meamed": 20,
+    "nnm+krum": 20,
+    "nnm+multi_krum": 20,
     "nnm+geometric_median": 20,
+    "nnm+centered_clipping": 20,
     "arc+nnm+geometric_median": 20,
 }
 DIFFERENCES = (

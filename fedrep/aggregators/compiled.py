@@ -137,11 +137,10 @@ def _coordinatewise(values, first, end, recipe, shares, network, core, edges, mi
             squared[wire] += gathered
 
 
-def _products(values, first, end, total):  # type: ignore[no-untyped-def]
-    """Blocks of four rows by four, of which sixteen sums fit the registers, on and above the diagonal. `total` is padded
-    to fours; past the last row stands the last row again."""
+def _products(values, first, end, zero, total):  # type: ignore[no-untyped-def]
+    """Blocks of four rows by four, of which sixteen sums fit the registers, on and above the diagonal. The kind of `zero`
+    is the kind of number they are taken in. `total` is padded to fours; past the last row stands the last row again."""
     last = values.shape[0] - 1
-    zero = np.float32(0.0)
     for start in range(first, end, 1024):
         stop = min(start + 1024, end)
         width = stop - start
@@ -154,8 +153,8 @@ def _products(values, first, end, total):  # type: ignore[no-untyped-def]
                 s00 = s01 = s02 = s03 = s10 = s11 = s12 = s13 = zero
                 s20 = s21 = s22 = s23 = s30 = s31 = s32 = s33 = zero
                 for c in range(width):
-                    a0, a1, a2, a3 = x0[c], x1[c], x2[c], x3[c]
-                    b0, b1, b2, b3 = y0[c], y1[c], y2[c], y3[c]
+                    a0, a1, a2, a3 = x0[c] + zero, x1[c] + zero, x2[c] + zero, x3[c] + zero
+                    b0, b1, b2, b3 = y0[c] + zero, y1[c] + zero, y2[c] + zero, y3[c] + zero
                     s00 += a0 * b0
                     s01 += a0 * b1
                     s02 += a0 * b2

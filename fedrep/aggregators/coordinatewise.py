@@ -16,10 +16,11 @@ from fedrep.aggregators.compiled import Kernels, kernels_for
 from fedrep.aggregators.network import Comparator, pruned_network, run
 from fedrep.aggregators.outcome import LARGEST, Aggregate, Doubles, Values, refuse_nonfinite
 from fedrep.aggregators.prepare import Prepared, PreStep, prepare, with_majority
-from fedrep.aggregators.tiles import SMALL_PRODUCT, combine, each_chunk, tiles
+from fedrep.aggregators.tiles import CHUNK, SMALL_PRODUCT, combine, each_chunk, tiles
 from fedrep.errors import InvalidInputError, SettingsError
 
-_TILE_ELEMENTS = 1 << 17  # half a megabyte of float32: with the network's scratch it stays in a core's second-level cache
+# A megabyte of float32: near a core's second-level cache, and long enough that threads seldom wait for the interpreter lock.
+_TILE_ELEMENTS = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,7 @@ def _coordinatewise(prepared: Prepared, plan: Plan) -> Aggregate:
     network = plan.network(prepared.count)
     kernels = kernels_for(values)
     compiled = None if kernels is None else _compiled(kernels, values, mixture, network, plan, out)
-    width = max(512, _TILE_ELEMENTS // max(n, prepared.count))
+    width = min(CHUNK, max(512, _TILE_ELEMENTS // max(n, prepared.count)))
     if mixture is not None:
         width = max(512, min(width, SMALL_PRODUCT // mixture.distinct.size))
 

@@ -134,13 +134,13 @@ def _products(values: Values, start: NDArray[np.floating] | None, *, double: boo
     extra = 1 if start is None else 2
     plain = reference is None and start is None and (not double or values.dtype == np.float64)
     width = min(4096, max(256, SMALL_PRODUCT // (_STRIP * n))) if not double else max(256, (1 << 17) // n)
-    kernels = kernels_for(values) if plain else None
+    kernels = kernels_for(values) if reference is None and start is None else None
 
     def work(first: int, end: int) -> Doubles:
         total = np.zeros((n + extra, n + extra))
         if kernels is not None:
             padded = np.zeros((-(-n // 4) * 4,) * 2)
-            kernels.products(values, first, end, padded)
+            kernels.products(values, first, end, np.float64(0.0) if double else np.float32(0.0), padded)
             total[:n, :n] = padded[:n, :n]
             return total
         for at in tiles(first, end, width):

@@ -10,10 +10,21 @@ import pytest
 
 from fedrep.aggregators import AGGREGATORS, centered_clipping, compiled, dnc, filter_l2, geometric_median, krum, multi_krum, nnm
 from fedrep.aggregators import tiles as streaming
+from fedrep.aggregators.gram import _products as products
 from fedrep.aggregators.gram import ascending
 
 Rows = np.ndarray[Any, Any]
 LARGE = 70_000  # times 9 rows: beyond the size up to which every product is taken in float64
+
+
+@pytest.fixture(params=["numpy", "compiled"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "compiled":
+        pytest.importorskip("numba")
+        monkeypatch.setattr(compiled, "WORTHWHILE", 0)
+    else:
+        monkeypatch.setattr(compiled, "_load", lambda: None)
+    return str(request.param)
 
 
 def rows(n: int = 9, d: int = LARGE, seed: int = 0) -> Rows:
@@ -35,7 +46,7 @@ def test_values_within_a_rounding_error_of_each_other_keep_their_order() -> None
 
 @pytest.mark.parametrize("n", [7, 8, 11])
 @pytest.mark.parametrize("seed", range(4))
-def test_rows_that_tie_but_for_rounding_are_chosen_alike_in_any_order(n: int, seed: int) -> None:
+def test_rows_that_tie_but_for_rounding_are_chosen_alike_in_any_order(n: int, seed: int, way: str) -> None:
     vectors = shifts(n, seed)
     order = np.random.default_rng(seed).permutation(n)
     np.testing.assert_array_equal(krum(vectors[order], byzantine_count=1).vector, krum(vectors, byzantine_count=1).vector)
@@ -45,7 +56,17 @@ def test_rows_that_tie_but_for_rounding_are_chosen_alike_in_any_order(n: int, se
     np.testing.assert_allclose(nnm(vectors[order], byzantine_count=2), mixed[order], atol=1e-6)
 
 
-def test_equal_rows_are_at_distance_zero_however_their_products_were_rounded() -> None:
+@pytest.mark.parametrize("n", [1, 3, 4, 6, 13])
+@pytest.mark.parametrize("double", [False, True])
+def test_the_products_of_any_number_of_rows_are_those_of_float64(n: int, double: bool, way: str) -> None:
+    vectors = rows(n, 70_001)
+    wide = vectors.astype(np.float64)
+    found = products(vectors, None, double=double)
+    np.testing.assert_array_equal(found[n], 0.0)  # the origin
+    np.testing.assert_allclose(found[:n, :n], wide @ wide.T, rtol=0, atol=70_001 * (1e-14 if double else 1e-7))
+
+
+def test_equal_rows_are_at_distance_zero_however_their_products_were_rounded(way: str) -> None:
     vectors = rows()
     vectors[[1, 2, 4, 6, 7, 8]] = vectors[1]
     result = geometric_median(vectors, byzantine_count=3)
@@ -54,7 +75,7 @@ def test_equal_rows_are_at_distance_zero_however_their_products_were_rounded() -
     np.testing.assert_allclose(result.vector, vectors[1], rtol=1e-6)
 
 
-def test_rows_that_differ_only_far_behind_are_not_taken_for_equal() -> None:
+def test_rows_that_differ_only_far_behind_are_not_taken_for_equal(way: str) -> None:
     vectors = np.tile(rows(1), (9, 1))
     vectors[2, LARGE - 1] += 1.0
     vectors[5, LARGE - 2] += 2.0
@@ -64,7 +85,7 @@ def test_rows_that_differ_only_far_behind_are_not_taken_for_equal() -> None:
 
 
 @pytest.mark.parametrize("name", ["geometric_median", "centered_clipping", "krum", "multi_krum", "filter_l2", "dnc"])
-def test_an_outlier_whose_square_leaves_float32_spoils_no_distance_in_large_inputs(name: str) -> None:
+def test_an_outlier_whose_square_leaves_float32_spoils_no_distance_in_large_inputs(name: str, way: str) -> None:
     vectors = rows()
     vectors[4] = 1e30
     honest = np.delete(vectors, 4, axis=0).astype(np.float64)
