@@ -282,6 +282,7 @@ class _Demo:
     def _start_silo(self, run: str, index: int) -> None:
         name = silo_name(index)
         document = self._client_document(run, name, index)
+        document["trainer"] |= {"evaluation_shard": True}  # what it reports is its own view; the evaluator sees all
         if index < self._settings.byzantine:
             document["drill"] = self._settings.drill().model_dump()
         self._processes.start(f"{run}-{name}", ["client", "--config", str(self._write(f"{run}-{name}", document))])

@@ -177,3 +177,16 @@ def test_digits_are_learned_in_a_few_rounds() -> None:
     result = trainer.evaluate(model)
     assert result.accuracy is not None
     assert result.accuracy > 0.9
+
+
+def test_shards_of_the_test_split_are_its_parts_and_the_evaluator_sees_them_all() -> None:
+    settings = {"evaluation_samples": None, "shard_count": 4}
+    whole = small_trainer(**settings)
+    model = whole.initial()
+    for number in range(3):
+        model = whole.train(model, number).model
+    parts = [small_trainer(**settings, shard_index=index, evaluation_shard=True).evaluate(model) for index in range(4)]
+    everything = whole.evaluate(model)
+    assert sum(part.samples for part in parts) == everything.samples
+    assert sum(part.samples * part.loss for part in parts) / everything.samples == pytest.approx(everything.loss, rel=1e-4)
+    assert len({part.loss for part in parts}) == 4, "each silo has a view of its own"

@@ -31,7 +31,8 @@ def image_trainer(settings: TrainerSettings, dataset: ImageDataset) -> TorchTrai
     plain = Preparation(dataset.full_scale, dataset.mean, dataset.std, choose_device(settings.device))
     varied = Preparation(plain.full_scale, plain.mean, plain.std, plain.device, augment=settings.augments)
     order_seed = derived_seed(settings.seed, settings.shard_index, 3)
-    tested = _some(np.arange(len(dataset.test)), settings.evaluation_samples, settings.seed)
+    parts = iid_split(len(dataset.test), settings.shard_count if settings.evaluation_shard else 1, settings.seed)
+    tested = _some(parts[settings.shard_index % len(parts)], settings.evaluation_samples, settings.seed)
     calibrating = _some(shard, settings.calibration_samples, settings.seed)
     return TorchTrainer(
         model,

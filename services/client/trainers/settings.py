@@ -30,7 +30,8 @@ class TrainerSettings(BaseModel):
     shard_index: int = Field(default=0, ge=0)
     shard_count: Count = 1
     augment: bool | None = Field(default=None, description="random crops and flips; None: only for cifar10")
-    evaluation_samples: Count | None = Field(default=None, description="None: the whole test split")
+    evaluation_shard: bool = Field(default=False, description="evaluate on this shard's part of the test split, not on all of it")
+    evaluation_samples: Count | None = Field(default=None, description="at most so many of them; None: all")
     evaluation_batch_size: Count = 500
     calibration_samples: int = Field(
         default=1000, ge=0, description="samples that re-estimate batch-norm statistics for evaluation; 0: keep own"
