@@ -19,6 +19,8 @@ _COLUMNS: Final[dict[str, tuple[str, ...]]] = {
         "round",
         "bytes_up",
         "bytes_down",
+        "bytes_up_total",
+        "bytes_down_total",
         "bytes_total",
         "dense_bytes",
         "dense_total",

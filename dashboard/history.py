@@ -131,7 +131,8 @@ class History:
         return zip(self._rounds, self._marks, strict=True)
 
     def _row(self, item: observer_pb2.Round, before: schema.RoundRow | None) -> schema.RoundRow:
-        moved = item.bytes_up + item.bytes_down
+        up = item.bytes_up + (before.bytes_up_total if before else 0)
+        down = item.bytes_down + (before.bytes_down_total if before else 0)
         dense = self.dense * item.proposed
         paper = (96 + 32 / max(item.roster_size, 1)) * self.coordinates / 8 * item.proposed
         exact, theorem2 = _optional(item, "epsilon"), _optional(item, "epsilon_theorem2")
@@ -149,7 +150,9 @@ class History:
             survivors=item.survivors,
             bytes_up=item.bytes_up,
             bytes_down=item.bytes_down,
-            bytes_total=moved + (before.bytes_total if before else 0),
+            bytes_up_total=up,
+            bytes_down_total=down,
+            bytes_total=up + down,
             dense_bytes=dense,
             dense_total=dense + (before.dense_total if before else 0),
             paper_bytes=paper,

@@ -162,6 +162,8 @@ class RoundRow(Shape):
     survivors: int
     bytes_up: int
     bytes_down: int
+    bytes_up_total: int
+    bytes_down_total: int
     bytes_total: int
     dense_bytes: int = Field(description="What dense float32 FedAvg would have moved for the silos that proposed.")
     dense_total: int

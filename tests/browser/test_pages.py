@@ -195,3 +195,15 @@ def test_an_unknown_run_and_an_empty_run_say_what_to_do(chromium: Browser, feder
     page = visitor.open("/runs/empty")
     expect(page.locator(".empty").first).to_contain_text("fedrep client --config client.toml")
     page.context.close()
+
+
+def test_nothing_is_offered_or_said_that_makes_no_sense_for_one_run_or_a_run_that_is_over(
+    chromium: Browser, federation: Federation
+) -> None:
+    visitor = visit(chromium, federation.url)
+    page = visitor.open("/compare?run=digits")
+    expect(page.get_by_text("Choose another run above")).to_be_visible()
+    page = visitor.open("/runs/digits-mean/silos")
+    expect(page.locator("tbody tr")).to_have_count(10)
+    expect(page.get_by_role("button", name="Exclude")).to_have_count(0)
+    page.context.close()

@@ -67,7 +67,8 @@ def test_an_unknown_run_is_a_404_with_a_sentence(client: httpx.Client) -> None:
 
 def test_totals_add_up_over_all_rounds(client: httpx.Client) -> None:
     rows = client.get("/runs/digits/rounds").json()["rows"]
-    assert rows[-1]["bytes_total"] == sum(row["bytes_up"] + row["bytes_down"] for row in rows)
+    up, down = (sum(row[f"bytes_{way}"] for row in rows) for way in ("up", "down"))
+    assert (rows[-1]["bytes_up_total"], rows[-1]["bytes_down_total"], rows[-1]["bytes_total"]) == (up, down, up + down)
     assert rows[-1]["epsilon_sum"] == pytest.approx(sum(row["epsilon"] for row in rows))
     first = rows[0]
     assert first["dense_bytes"] == 8 * PARAMETERS * first["proposed"]

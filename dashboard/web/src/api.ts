@@ -86,6 +86,8 @@ export interface Row {
   survivors: number;
   bytes_up: number;
   bytes_down: number;
+  bytes_up_total: number;
+  bytes_down_total: number;
   bytes_total: number;
   dense_bytes: number;
   dense_total: number;

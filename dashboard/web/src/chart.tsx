@@ -32,7 +32,8 @@ interface ChartProps {
   marks?: { at: number; label: string }[];
 }
 
-const HEIGHT = 190;
+const HEIGHT = 182;
+const MOST_DECADES = 2.5;
 
 export function Chart(props: ChartProps) {
   const { title, xs, lines, format, exportPath, note } = props;
@@ -162,7 +163,7 @@ function options(props: ChartProps, width: number, setAt: (at: number | null) =>
         : { range: (_u, low, high) => yRange(props, low, high) },
     },
     axes: [
-      { ...axis, size: 30, gap: 4, values: whole, space: 60 },
+      { ...axis, size: 22, gap: 4, values: whole, space: 60 },
       {
         ...axis,
         size: 58,
@@ -196,10 +197,12 @@ function options(props: ChartProps, width: number, setAt: (at: number | null) =>
   } as uPlot.Options;
 }
 
-// On a logarithmic axis only 1, 2 and 5 times a power of ten carry a line and a number.
+// On a logarithmic axis only 1, 2 and 5 times a power of ten carry a line and a number; over many decades the powers alone.
 function roundOnes(_u: uPlot, splits: number[]): (number | null)[] {
   const leading = (v: number) => Math.round(v / 10 ** Math.floor(Math.log10(v) + 1e-9));
-  return splits.map((v) => (v > 0 && [1, 2, 5].includes(leading(v)) ? v : null));
+  const decades = Math.log10(splits.at(-1)! / splits[0]!);
+  const shown = decades > MOST_DECADES ? [1] : [1, 2, 5];
+  return splits.map((v) => (v > 0 && shown.includes(leading(v)) ? v : null));
 }
 
 function yRange(props: ChartProps, low: number | null, high: number | null): [number, number] {

@@ -65,7 +65,7 @@ export const ATTENDANCE: Record<string, Mark> = {
 
 export const BUFFERS: Record<string, Mark> = {
   used: {
-    label: "used (darker = further from the update)",
+    label: "used (stronger = further from the update)",
     paint: (ctx, x, y, w, h, strength) => {
       ctx.globalAlpha = 0.16 + 0.84 * strength;
       fill("cell-far")(ctx, x, y, w, h, 1);

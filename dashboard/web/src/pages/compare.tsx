@@ -135,10 +135,11 @@ function Differences({ data }: { data: Comparison }) {
     ["traffic", (run) => bytes(run.bytes_up + run.bytes_down)],
     ["epsilon in total", (run) => epsilon(run.epsilon_total)],
   ];
+  const alone = data.runs.length < 2 && "Choose another run above to see where it differs.";
   return (
-    <Card title="Side by side" wide note={keys.length === 0 ? "The runs have the same settings." : undefined}>
+    <Card title="Side by side" wide note={alone || (keys.length === 0 && "The runs have the same settings.")}>
       <div class="scroll" tabIndex={0} role="region" aria-label="Side by side">
-        <table>
+        <table class="side-by-side">
           <thead>
             <tr>
               <th />

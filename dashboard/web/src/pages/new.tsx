@@ -149,7 +149,7 @@ function Editor({ runs, aggregators }: { runs: Run[]; aggregators: string[] }) {
           </label>
           <label class="whole">
             Silos allowed
-            <textarea rows={6} value={form.silos} onInput={set("silos")} required />
+            <textarea rows={11} value={form.silos} onInput={set("silos")} required />
             <span class="hint">one name per line</span>
           </label>
         </div>

@@ -111,7 +111,7 @@ function Charts({ rows, detail, charts, name }: { rows: Row[]; detail: RunDetail
         tick={bytesTick}
         log
         exportPath={`${charts}/bytes`}
-        note="All silos together, logarithmic. Dense is FedAvg with float32 vectors; the paper's formula is (96 + 32/m) K bits per silo."
+        note="All silos together, logarithmic. Dense is FedAvg with float32 vectors, the paper's formula (96&nbsp;+&nbsp;32/m)&nbsp;K bits per silo; both count up and down."
       />
       <Chart
         {...common}
@@ -119,9 +119,9 @@ function Charts({ rows, detail, charts, name }: { rows: Row[]; detail: RunDetail
         lines={lines.total}
         format={bytes}
         tick={bytesTick}
-        fromZero
+        log
         exportPath={`${charts}/bytes`}
-        note="Up and down together, for the silos that proposed."
+        note="All silos together, logarithmic; dense and the paper's formula for the silos that proposed."
       />
       <Chart
         {...common}
@@ -179,7 +179,9 @@ function allLines(rows: Row[]): Record<"accuracy" | "loss" | "bytes" | "total" |
       { label: "dense", values: of("dense_bytes"), tone: "s2", dash: [10, 4] },
     ],
     total: [
-      { label: "FedREP", values: of("bytes_total"), tone: "s1", width: 2.2 },
+      { label: "up and down", values: of("bytes_total"), tone: "s1", width: 2.2 },
+      { label: "up", values: of("bytes_up_total"), tone: "s1", dash: [1, 3] },
+      { label: "down", values: of("bytes_down_total"), tone: "s3", dash: [6, 3] },
       { label: "paper's formula", values: of("paper_total"), tone: "s4", dash: [2, 3] },
       { label: "dense", values: of("dense_total"), tone: "s2", dash: [10, 4] },
     ],

@@ -10,6 +10,7 @@ import { useRun } from "../run-data";
 import { RunHead } from "../run-head";
 
 const SOON_SECONDS = 14 * 86400;
+const OVER = ["finished", "stopped"]; // no further roster, so nobody to keep out of it
 
 export function SilosPage({ name, session, report }: { name: string } & Shared) {
   const { data, error, load } = useRun(name, report);
@@ -44,7 +45,7 @@ export function SilosPage({ name, session, report }: { name: string } & Shared) 
               {map ? <HeatMap label="Attendance by round" map={map} marks={ATTENDANCE} /> : <Loading />}
             </Card>
           )}
-          {silos && <SiloTable name={name} silos={silos} mayAct={session.may_act} refresh={refresh} />}
+          {silos && <SiloTable name={name} silos={silos} mayAct={session.may_act && !OVER.includes(data.run.state)} refresh={refresh} />}
         </>
       )}
     </div>
