@@ -30,12 +30,11 @@ from rich.table import Table
 
 from benchmarks.environment import ROOT, peer_python
 from benchmarks.measuring import Worker, timed
-from fedrep.coding import encode_values
 from fedrep.protocol.messages import Outcome, Update
 from fedrep.quantize import RingFormat, open_mean, quantize, value_bits
 from fedrep.secagg import shamir
 from fedrep.secagg.keys import AgreementKey, SecretBytes
-from fedrep.secagg.masking import Mask, add_masks, pair_mask, self_mask
+from fedrep.secagg.masking import Mask, MaskedCopy, add_masks, pair_mask, self_mask
 from fedrep.wire import codec
 from tests.protocol.federation import Federation, Silo
 
@@ -88,13 +87,13 @@ def agree(mates: int) -> Callable[[], list[Mask]]:
     return work
 
 
-def client(update: NDArray[np.float32], ring: RingFormat, mates: int) -> Callable[[], bytes]:
+def client(update: NDArray[np.float32], ring: RingFormat, mates: int) -> Callable[[], memoryview]:
     masks, rng = agree(mates)(), np.random.default_rng()
 
-    def work() -> bytes:
-        masked = quantize(update, CLIP, ring, rng).levels
-        add_masks(masked, masks)
-        return encode_values(masked)
+    def work() -> memoryview:
+        masked = MaskedCopy(masks, ring.dtype, update.size)
+        quantize(update, CLIP, ring, rng, masked.append)
+        return masked.message()
 
     return work
 

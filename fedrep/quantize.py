@@ -8,7 +8,9 @@ sum outside +-survivors * L proves that somebody sent what no honest silo could 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -67,11 +69,17 @@ class RingFormat:
 
 @dataclass(frozen=True)
 class Quantized:
-    """`levels` go into the ring; `dequantized` is what they stand for, so the caller can keep the rest as residual."""
+    """`levels` go into the ring and are read-only, so that `dequantized` is always exactly what was sent."""
 
     levels: NDArray[Any]
-    dequantized: NDArray[np.float32]
     clip_rate: float
+    clip_range: float
+    ring: RingFormat
+
+    @cached_property
+    def dequantized(self) -> NDArray[np.float32]:
+        """What the levels stand for; the caller keeps the rest as residual. Worked out on demand: nothing sent waits for it."""
+        return _values_of(self.levels.view(self.ring.signed_dtype), _step(self.clip_range, self.ring, survivors=1))
 
 
 def value_bits(ring_bits: int, largest_buffer: int) -> int:
@@ -97,36 +105,36 @@ def check_bit_budget(ring_bits: int, largest_buffer: int) -> list[str]:
     ]
 
 
-def quantize(values: NDArray[Any], clip_range: float, ring: RingFormat, rng: np.random.Generator) -> Quantized:
-    """Clip, round stochastically (unbiased inside the range) and wrap into the ring."""
+def quantize(
+    values: NDArray[Any],
+    clip_range: float,
+    ring: RingFormat,
+    rng: np.random.Generator,
+    each: Callable[[NDArray[Any]], None] | None = None,
+) -> Quantized:
+    """Clip, round stochastically (unbiased inside the range) and wrap into the ring.
+
+    `each` is shown one stretch of levels after the other while it is still in the cache, for instance to mask it.
+    """
     given = _vector_of_floats(values)
     # A plain float takes the precision of the tile it is compared with; a numpy scalar would count R itself as clipped.
     clip_range = float(clip_range)
     _check_range(clip_range)
-    levels = np.empty(given.size, dtype=ring.signed_dtype)
-    dequantized = np.empty(given.size, dtype=np.float32)
-    rounding = _FixedPoint(rng) if ring.ring_bits <= 16 else _Float64(rng)
-    scale = rounding.dtype.type(rounding.unit * ring.limit / clip_range)
-    step = _step(clip_range, ring, survivors=1)
+    levels = np.empty(given.size, dtype=ring.dtype)
+    rounding = _FixedPoint(clip_range, ring, rng) if ring.ring_bits <= 16 else _Float64(clip_range, ring, rng)
     clipped = 0
-    scaled = np.empty(_TILE, dtype=rounding.dtype)
+    signed = levels.view(ring.signed_dtype)
     for start in range(0, given.size, _TILE):
-        tile = given[start : start + _TILE]
-        x = scaled[: tile.size]
-        peak = _peak(tile, start)
-        if peak > clip_range:
-            clipped += int(np.count_nonzero(np.abs(tile) > clip_range))
-            np.clip(tile, -clip_range, clip_range, out=x, casting="unsafe")
-            np.multiply(x, scale, out=x)
-        else:
-            np.multiply(tile, scale, out=x, casting="unsafe")
-        if peak >= clip_range * (1 - 1e-6):
-            # The product may end a hair above L, from where it could be rounded up to L + 1.
-            np.clip(x, -rounding.unit * ring.limit, rounding.unit * ring.limit, out=x)
-        done = levels[start : start + tile.size]
-        np.copyto(done, rounding.round(x), casting="unsafe")
-        np.multiply(done, step, out=dequantized[start : start + tile.size], casting="same_kind")
-    return Quantized(levels.view(ring.dtype), dequantized, clipped / given.size if given.size else 0.0)
+        tile, done = given[start : start + _TILE], levels[start : start + _TILE]
+        try:
+            clipped += rounding.round(tile, signed[start : start + _TILE])
+        except NonFiniteError:
+            first = start + int(np.argmin(np.isfinite(tile)))
+            raise NonFiniteError(f"The values to quantize hold {given[first]} at index {first}; all must be finite.") from None
+        if each is not None:
+            each(done)
+    levels.flags.writeable = False
+    return Quantized(levels, clipped / given.size if given.size else 0.0, clip_range, ring)
 
 
 def open_mean(ring_sum: NDArray[Any], survivors: int, clip_range: float, ring: RingFormat) -> NDArray[np.float32]:
@@ -148,15 +156,14 @@ def open_mean(ring_sum: NDArray[Any], survivors: int, clip_range: float, ring: R
             "a silo of this buffer sent values outside its range, so the buffer is discarded.",
             reason="SUM_OUT_OF_RANGE",
         )
-    mean = np.empty(signed.size, dtype=np.float32)
-    step = _step(clip_range, ring, survivors)
-    level = np.empty(_TILE, dtype=_working_dtype(ring))
-    for start in range(0, signed.size, _TILE):
-        tile = signed[start : start + _TILE]
-        exact = level[: tile.size]
-        exact[...] = tile
-        np.multiply(exact, step, out=mean[start : start + tile.size], casting="same_kind")
-    return mean
+    return _values_of(signed, _step(clip_range, ring, survivors))
+
+
+def _values_of(levels: NDArray[Any], step: Any) -> NDArray[np.float32]:
+    # Mixed types go through the ufunc's own small buffer: each product is exact in `step`'s type, then rounded once.
+    values = np.empty(levels.size, dtype=np.float32)
+    np.multiply(levels, step, out=values, casting="same_kind")
+    return values
 
 
 def _working_dtype(ring: RingFormat) -> np.dtype[Any]:
@@ -172,53 +179,95 @@ def _step(clip_range: float, ring: RingFormat, survivors: int) -> Any:
 class _FixedPoint:
     """Stochastic rounding for rings of up to 16 bits, in 32-bit integers with 16 bits of fraction.
 
-    Adding 16 random bits and dropping the fraction rounds up with the chance the fraction says, to 2^-17: a bias far below
-    one level. The bits come from a keystream that `rng` seeds, several times faster than from `rng` itself.
+    Adding 16 random bits and dropping the fraction rounds up with exactly the chance that the fraction says. The only bias is
+    that of cutting the scaled value to 16 bits of fraction: less than 2^-16 of a level, towards zero. The random bits come
+    from a keystream that `rng` seeds, several times faster than from `rng` itself.
     """
 
-    dtype: Final[np.dtype[Any]] = np.dtype(np.float32)
-    unit: Final = 1 << 16
-
-    def __init__(self, rng: np.random.Generator) -> None:
+    def __init__(self, clip_range: float, ring: RingFormat, rng: np.random.Generator) -> None:
+        self._range, self._limit = clip_range, ring.limit
+        self._scale = np.float32((1 << 16) * ring.limit / clip_range)
         self._bits = Keystream(SecretBytes(rng.bytes(32)))
         self._noise = np.empty(2 * _TILE, dtype=np.uint8)
         self._fixed = np.empty(_TILE, dtype=np.int32)
+        self._levels = None if ring.ring_bits == 16 else np.empty(_TILE, dtype=np.int16)
+        self._near_limit = False
 
-    def round(self, x: NDArray[Any]) -> NDArray[Any]:
-        noise, fixed = self._noise[: 2 * x.size], self._fixed[: x.size]
-        self._bits.fill(noise)
-        np.rint(x, out=x)
-        np.copyto(fixed, x, casting="unsafe")
-        np.add(fixed, noise.view(np.uint16), out=fixed)
-        np.right_shift(fixed, 16, out=fixed)
-        return fixed
+    def round(self, tile: NDArray[Any], done: NDArray[Any]) -> int:
+        """Writes the levels of `tile` into `done`; how many values had to be clipped."""
+        self._bits.fill(self._noise[: 2 * tile.size])
+        if self._near_limit:  # tiles are often alike: after one that came near the limit, the next is looked at first
+            self._near_limit = _peak(tile) > self._range * (1 - 2 / self._limit)
+        if not self._near_limit and self._in_one_pass(tile, done):
+            return 0
+        self._near_limit = True
+        peak = _peak(tile)
+        x, clipped = _clipped(tile, peak, self._range, np.dtype(np.float32))
+        np.multiply(x, self._scale, out=x)
+        # The product may end a hair above L, from where it could be rounded up to L + 1.
+        np.clip(x, -(1 << 16) * self._limit, (1 << 16) * self._limit, out=x)
+        self._rounded(x, np.float32(1), done)
+        return clipped
+
+    def _in_one_pass(self, tile: NDArray[Any], done: NDArray[Any]) -> bool:
+        """Round first and look at the levels afterwards: two short passes over them instead of two over the values.
+
+        A value beyond +-R ends within one level of +-L or further out, or does not fit 32 bits at all; NaN never does.
+        """
+        try:
+            with np.errstate(invalid="raise", over="ignore"):
+                levels = self._rounded(tile, self._scale, done)
+        except FloatingPointError:
+            return False
+        return bool(np.maximum.reduce(levels) <= self._limit - 2 and np.minimum.reduce(levels) >= 2 - self._limit)
+
+    def _rounded(self, x: NDArray[Any], scale: np.float32, done: NDArray[Any]) -> NDArray[Any]:
+        fixed = self._fixed[: x.size]
+        np.multiply(x, scale, out=fixed, casting="unsafe")
+        np.add(fixed, self._noise[: 2 * x.size].view(np.uint16), out=fixed)
+        levels = done if self._levels is None else self._levels[: x.size]
+        np.right_shift(fixed, 16, out=levels, casting="unsafe")
+        if levels is not done:
+            np.copyto(done, levels, casting="unsafe")
+        return levels
 
 
 class _Float64:
     """Stochastic rounding for wider rings, whose levels and fractions together need 53 bits."""
 
-    dtype: Final[np.dtype[Any]] = np.dtype(np.float64)
-    unit: Final = 1
-
-    def __init__(self, rng: np.random.Generator) -> None:
+    def __init__(self, clip_range: float, ring: RingFormat, rng: np.random.Generator) -> None:
+        self._range, self._limit = clip_range, ring.limit
+        self._scale = ring.limit / clip_range
         self._rng = rng
         self._whole = np.empty(_TILE, dtype=np.float64)
 
-    def round(self, x: NDArray[Any]) -> NDArray[Any]:
+    def round(self, tile: NDArray[Any], done: NDArray[Any]) -> int:
+        """Writes the levels of `tile` into `done`; how many values had to be clipped."""
+        x, clipped = _clipped(tile, _peak(tile), self._range, np.dtype(np.float64))
+        np.multiply(x, self._scale, out=x)
+        np.clip(x, -self._limit, self._limit, out=x)
         whole = self._whole[: x.size]
         np.floor(x, out=whole)
         np.subtract(x, whole, out=x)
         whole += self._rng.random(x.size) < x
-        return whole
+        np.copyto(done, whole, casting="unsafe")
+        return clipped
 
 
-def _peak(tile: NDArray[Any], start: int) -> float:
+def _clipped(tile: NDArray[Any], peak: float, clip_range: float, dtype: np.dtype[Any]) -> tuple[NDArray[Any], int]:
+    if peak <= clip_range:
+        return tile.astype(dtype), 0
+    x = np.empty(tile.size, dtype=dtype)
+    np.clip(tile, -clip_range, clip_range, out=x, casting="unsafe")
+    return x, int(np.count_nonzero(np.abs(tile) > clip_range))
+
+
+def _peak(tile: NDArray[Any]) -> float:
     with np.errstate(invalid="ignore"):
         peak = max(float(tile.max()), -float(tile.min()))
-    if math.isfinite(peak):
-        return peak
-    first = int(np.argmin(np.isfinite(tile)))
-    raise NonFiniteError(f"The values to quantize hold {tile[first]} at index {start + first}; all must be finite.")
+    if not math.isfinite(peak):
+        raise NonFiniteError("a value is not finite")
+    return peak
 
 
 def _check_range(clip_range: float) -> None:

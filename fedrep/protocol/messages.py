@@ -96,7 +96,7 @@ class Submission:
     silo: SiloName
     run: RunHash
     round: int
-    masked: bytes
+    masked: bytes | memoryview
     signature: bytes
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrep.coding import decode_coordinates, encode_coordinates, encode_values
+from fedrep.coding import decode_coordinates, encode_coordinates
 from fedrep.errors import CryptoError, RefusedError
 from fedrep.protocol.manifests import RoundManifest, RunManifest, SiloName, session_key_message
 from fedrep.protocol.messages import (
@@ -51,7 +51,7 @@ from fedrep.protocol.silo_rules import (
 from fedrep.quantize import Quantized, RingFormat, quantize
 from fedrep.secagg import shamir
 from fedrep.secagg.keys import AgreementKey, Entropy, SecretBytes, SigningKey, commitment
-from fedrep.secagg.masking import add_masks, pair_mask, self_mask
+from fedrep.secagg.masking import MaskedCopy, pair_mask, self_mask
 from fedrep.secagg.shares import open_share, seal_share
 from fedrep.sparsify import gather
 
@@ -221,8 +221,6 @@ class Proposed:
             consensus, ready.member.run, self.message.record, self.coordinates, agreement.indices, ready.c1, ready.peers
         )
         ring = RingFormat(ready.manifest.ring_bits, ready.manifest.value_bits)
-        values = quantize(gather(g, agreement.indices), ready.manifest.clip_range, ring, rng)
-        masked = values.levels.copy()
         mates = {record.silo: record for record in consensus.mates}
         masks = [self_mask(self.secrets.seed, ready.member.name, agreement.c2, place)]
         masks += [
@@ -230,12 +228,13 @@ class Proposed:
             for mate in consensus.assignment[place]
             if mate.silo != ready.member.name
         ]
-        add_masks(masked, masks)
+        masked = MaskedCopy(masks, ring.dtype, agreement.indices.size)
+        values = quantize(gather(g, agreement.indices), ready.manifest.clip_range, ring, rng, masked.append)
         message = Submission(
             ready.member.name,
             ready.manifest.run,
             ready.manifest.round,
-            encode_values(masked),
+            masked.message(),
             ready.member.signing_key.sign(submission_message(agreement.c2, ready.member.name)),
         )
         return Submitted(agreement, place, values, message)

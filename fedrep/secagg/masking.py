@@ -72,20 +72,47 @@ class MaskStream:
         ]
         self._scratch = np.empty(0, dtype=np.uint8)
 
-    def apply(self, chunk: RingVector) -> None:
-        """Adds the next part of every mask to `chunk`, in place and modulo 2^bits."""
-        _check_vector(chunk, self._dtype)
+    def apply(self, chunk: RingVector, out: RingVector | None = None) -> None:
+        """Adds the next part of every mask to `chunk`, in place (or into `out`) and modulo 2^bits."""
+        target = chunk if out is None else out
+        _check_dtype(chunk, self._dtype)
+        _check_vector(target, self._dtype)
         step = PIECE_BYTES // self._dtype.itemsize
         if self._scratch.size < min(chunk.nbytes, PIECE_BYTES):
             self._scratch = np.empty(min(chunk.nbytes, PIECE_BYTES), dtype=np.uint8)
         for start in range(0, chunk.size, step):
             # A piece stays in cache while all masks pass over it: the vector is read from memory once, not per mask.
-            piece = chunk[start : start + step]
+            piece, masked = chunk[start : start + step], target[start : start + step]
             scratch = self._scratch[: piece.nbytes]
             mask_piece = scratch.view(self._dtype)
             for stream, operation in self._streams:
                 stream.fill(scratch)
-                operation(piece, mask_piece, out=piece)
+                operation(piece, mask_piece, out=masked)
+                piece = masked
+
+
+class MaskedCopy:
+    """Masks a vector that arrives in pieces and must itself stay as it is; `message` is what is sent of it."""
+
+    def __init__(self, masks: Sequence[Mask], dtype: RingDtype, count: int) -> None:
+        if not masks:
+            raise InvalidInputError("a vector without any mask is never sent")
+        self._stream = MaskStream(masks, dtype)
+        self._masked = np.empty(count, dtype=_checked_dtype(dtype))
+        self._filled = 0
+
+    def append(self, chunk: RingVector) -> None:
+        target = self._masked[self._filled : self._filled + chunk.size]
+        if target.shape != chunk.shape:
+            raise InvalidInputError(f"{chunk.size} values more do not fit: {self._filled} of {self._masked.size} came before")
+        self._stream.apply(chunk, target)
+        self._filled += chunk.size
+
+    def message(self) -> memoryview:
+        """Little-endian ring integers, as `coding.encode_values` writes them, but read-only in place of a second copy."""
+        if self._filled < self._masked.size:
+            raise InvalidInputError(f"only {self._filled} of {self._masked.size} values were masked; the rest is not sent")
+        return self._masked.view(np.uint8).data.toreadonly()
 
 
 def add_masks(vector: RingVector, masks: Sequence[Mask], *, negate: bool = False, threads: int = 1) -> None:
@@ -120,8 +147,12 @@ def _checked_dtype(dtype: np.dtype[Any]) -> RingDtype:
     return _RING_DTYPES[8 * dtype.itemsize]
 
 
-def _check_vector(vector: RingVector, dtype: RingDtype) -> None:
+def _check_dtype(vector: RingVector, dtype: RingDtype) -> None:
     if vector.dtype != dtype:
         raise InvalidInputError(f"this mask stream runs over {dtype}, but the chunk holds {vector.dtype}")
+
+
+def _check_vector(vector: RingVector, dtype: RingDtype) -> None:
+    _check_dtype(vector, dtype)
     if vector.ndim != 1 or not vector.flags.c_contiguous or not vector.flags.writeable:
         raise InvalidInputError("masks are added in place: the vector must be flat, contiguous and writeable")

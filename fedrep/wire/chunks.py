@@ -11,7 +11,7 @@ from fedrep.errors import DecodeError
 CHUNK_BYTES = 512 * 1024
 
 
-def cut_into_chunks(data: bytes, size: int = CHUNK_BYTES) -> Iterator[bytes]:
+def cut_into_chunks(data: bytes | memoryview, size: int = CHUNK_BYTES) -> Iterator[bytes]:
     view = memoryview(data)
     for start in range(0, len(view), size):
         yield bytes(view[start : start + size])

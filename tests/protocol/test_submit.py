@@ -78,8 +78,8 @@ BAD_SUBMISSIONS: dict[str, tuple[Change, type[FedrepError], str]] = {
     "older round": (but(round=lambda y: y.round - 1), WrongRoundError, "WRONG_ROUND"),
     "one value short": (but(masked=lambda y: y.masked[:-2]), DecodeError, "MALFORMED"),
     "half a value": (but(masked=lambda y: y.masked[:-1]), DecodeError, "MALFORMED"),
-    "oversized": (but(masked=lambda y: y.masked * 1000), DecodeError, "MALFORMED"),
-    "one value more": (but(masked=lambda y: y.masked + b"\0\0"), DecodeError, "MALFORMED"),
+    "oversized": (but(masked=lambda y: bytes(y.masked) * 1000), DecodeError, "MALFORMED"),
+    "one value more": (but(masked=lambda y: bytes(y.masked) + b"\0\0"), DecodeError, "MALFORMED"),
     "empty": (but(masked=b""), DecodeError, "MALFORMED"),
     "unsigned": (but(signature=b""), CryptoError, "BAD_SIGNATURE"),
     "signed by another": (signed_by_another, CryptoError, "BAD_SIGNATURE"),
@@ -133,7 +133,7 @@ def test_an_identical_submission_is_accepted_again_and_not_added_twice(waiting: 
     assert sender.submitted is not None
     message = sender.submitted.message
     assert_ignored(federation.round, message)
-    flipped = bytes([message.masked[0] ^ 1]) + message.masked[1:]
+    flipped = bytes([message.masked[0] ^ 1]) + bytes(message.masked[1:])
     assert_refused(federation.round, replace(message, masked=flipped), ConflictError, "CONFLICT")
     assert_refused(federation.round, replace(message, signature=b"other"), ConflictError, "CONFLICT")
 

@@ -184,3 +184,38 @@ def test_a_value_equal_to_the_range_is_not_counted_as_clipped_whatever_type_the_
     values = np.full(3, 0.1, dtype=np.float32)
     for clip_range in (0.1, np.float64(0.1), np.float32(0.1)):
         assert quantize(values, clip_range, RingFormat(16, 13), np.random.default_rng(12)).clip_rate == 0.0
+
+
+@pytest.mark.parametrize("ring", FORMATS, ids=str)
+def test_values_far_outside_the_range_end_at_the_limit_however_far(ring: RingFormat) -> None:
+    factors = [1.001, 1.9, 2.0, 7.99, 8.0, 8.01, 255.0, 256.0, 300.0, 65536.0, 1e9, 1e30]
+    values = np.repeat(np.array(factors, dtype=np.float32), 50) * np.float32(0.5)
+    for sign in (1, -1):
+        result = quantize(sign * values, 0.5, ring, np.random.default_rng(13))
+        assert set(result.levels.view(ring.signed_dtype).tolist()) == {sign * ring.limit}
+        assert result.clip_rate == 1.0
+
+
+@pytest.mark.parametrize("ring", FORMATS[:3], ids=str)
+def test_one_value_at_the_limit_changes_no_other_level(ring: RingFormat) -> None:
+    values = np.random.default_rng(14).uniform(-0.6, 0.6, 300_000).astype(np.float32)
+    plain = quantize(values, 1.0, ring, np.random.default_rng(15)).levels.copy()
+    for index, beyond in ((0, 1.0), (70_000, -3.0), (299_999, 1e30)):
+        values[index], before = beyond, values[index]
+        levels = quantize(values, 1.0, ring, np.random.default_rng(15)).levels
+        assert np.flatnonzero(levels != plain).tolist() == [index]
+        values[index] = before
+
+
+def test_the_levels_are_shown_stretch_by_stretch_in_order() -> None:
+    seen: list[bytes] = []
+    values = np.random.default_rng(16).uniform(-1, 1, 150_000).astype(np.float32)
+    result = quantize(values, 0.9, RingFormat(16, 13), np.random.default_rng(17), lambda part: seen.append(part.tobytes()))
+    assert len(seen) > 1
+    assert b"".join(seen) == result.levels.tobytes()
+
+
+def test_what_was_sent_cannot_be_changed_afterwards() -> None:
+    result = quantize(np.full(4, 0.3, dtype=np.float32), 1.0, RingFormat(16, 13), np.random.default_rng(18))
+    with pytest.raises(ValueError, match="read-only"):
+        result.levels[0] = 0

@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from fedrep.coding import encode_values
 from fedrep.errors import InvalidInputError
 from fedrep.secagg.keys import AgreementKey, SecretBytes, derive
 from fedrep.secagg.keystream import PIECE_BYTES, Keystream
-from fedrep.secagg.masking import Mask, MaskStream, RingVector, add_masks, pair_mask, ring_dtype, self_mask
+from fedrep.secagg.masking import Mask, MaskedCopy, MaskStream, RingVector, add_masks, pair_mask, ring_dtype, self_mask
 
 C2 = b"\x02" * 32
 BITS = [8, 16, 32]
@@ -316,6 +317,34 @@ def test_a_vector_that_cannot_be_masked_in_place_is_refused_and_unchanged() -> N
 def test_a_chunk_of_another_ring_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="uint8"):
         MaskStream([], ring_dtype(16)).apply(np.zeros(8, dtype=ring_dtype(8)))
+
+
+@given(st.sampled_from(BITS), st.lists(st.integers(0, PIECE_BYTES + 3), max_size=3))
+@settings(max_examples=30, deadline=None)
+def test_a_masked_copy_is_the_masked_vector_on_the_wire_and_leaves_the_vector_alone(bits: int, cuts: list[int]) -> None:
+    vector = ramp(bits, sum(cuts))
+    vector.flags.writeable = False
+    masks = MEMBERS[3].all_masks(MEMBERS[:5])
+    copy, start = MaskedCopy(masks, ring_dtype(bits), vector.size), 0
+    for size in cuts:
+        copy.append(vector[start : start + size])
+        start += size
+    expected = vector.copy()
+    add_masks(expected, masks)
+    assert copy.message() == encode_values(expected)
+    assert copy.message().readonly
+
+
+def test_a_masked_copy_is_sent_whole_and_never_unmasked() -> None:
+    copy = MaskedCopy([MEMBERS[0].own()], ring_dtype(16), 5)
+    copy.append(ramp(16, 3))
+    with pytest.raises(InvalidInputError, match="only 3 of 5"):
+        copy.message()
+    for wrong in (ramp(16, 3), ramp(8, 2), ramp(16, 2).reshape(2, 1)):
+        with pytest.raises(InvalidInputError):
+            copy.append(wrong)
+    with pytest.raises(InvalidInputError, match="without any mask"):
+        MaskedCopy([], ring_dtype(16), 5)
 
 
 def test_no_threads_at_all_are_refused() -> None:
