@@ -16,7 +16,7 @@ import typer
 
 from fedrep.errors import FedrepError, SettingsError
 from services.cli.output import JSON_HELP, emit
-from services.cli.settings_file import commented_toml, write_new
+from services.cli.settings_file import commented_toml, refuse_existing, write_new
 from services.client.config import ClientSettings, load_client_settings
 from services.identity.certificates import REVOCATIONS_FILE, Credentials
 from services.identity.folder import FederationAddresses
@@ -62,10 +62,10 @@ def init(
     server: Annotated[str | None, typer.Option(help="host:port of the federation server.")] = None,
     run: Annotated[str | None, typer.Option(help="Name of the run to take part in.")] = None,
     trainer: Annotated[str | None, typer.Option(help="module:function that makes your trainer; empty for digits.")] = None,
+    as_json: Json = False,
 ) -> None:
     """Ask for the server, the run and your trainer, and write a settings file that explains everything else."""
-    if path.exists():
-        raise SettingsError(f"{path} exists already; choose another name or remove it first")
+    refuse_existing(path)  # before anything is asked
     known, role = _enrolled(folder)
     server = server or typer.prompt("Federation server (host:port)", default=known or "localhost:8550")
     run = run or typer.prompt("Run to take part in")
@@ -81,8 +81,8 @@ def init(
         "trainer": {"user_code": trainer} if trainer else {"dataset": "digits"},
     }
     title = "Settings of this silo. A line that starts with # shows a default. Relative paths start at this file's folder."
-    write_new(path, commented_toml(ClientSettings, title, given))
-    print(f"Wrote {path}. Next: fedrep client check --config {path}, then fedrep client --config {path}")
+    then = f"fedrep client check --config {path}, then fedrep client --config {path}"
+    write_new(path, commented_toml(ClientSettings, title, given), then, as_json)
 
 
 @app.command()

@@ -11,6 +11,7 @@ import typer
 from pydantic import SecretStr
 
 from dashboard.settings import DashboardSettings
+from services.cli.output import JSON_HELP
 from services.cli.settings_file import commented_toml, write_new
 from services.runtime.logging import configure_logging
 from services.runtime.settings import load_settings
@@ -53,10 +54,13 @@ def dashboard(
 
 
 @app.command()
-def init(path: Annotated[Path, typer.Argument(help="File to write.")] = Path("dashboard.toml")) -> None:
+def init(
+    path: Annotated[Path, typer.Argument(help="File to write.")] = Path("dashboard.toml"),
+    as_json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
+) -> None:
     """Write a settings file with every setting, its default and what it means."""
-    write_new(path, commented_toml(DashboardSettings, "Settings of the FedREP dashboard. Every line shows the default."))
-    print(f"Wrote {path}. Next: enrol with a viewer's or an admin's invitation, then fedrep dashboard --config {path}")
+    text = commented_toml(DashboardSettings, "Settings of the FedREP dashboard. Every line shows the default.")
+    write_new(path, text, f"enrol with a viewer's or an admin's invitation, then fedrep dashboard --config {path}", as_json)
 
 
 def with_tokens(settings: DashboardSettings) -> tuple[DashboardSettings, dict[str, str]]:

@@ -56,13 +56,12 @@ def connected(server: str, identity: Path) -> Iterator[tuple[ObserverClient, Cre
 
 
 @app.command()
-def init(path: Annotated[Path, typer.Argument(help="File to write.")] = Path("run.toml")) -> None:
+def init(path: Annotated[Path, typer.Argument(help="File to write.")] = Path("run.toml"), as_json: Json = False) -> None:
     """Write a run file with every setting, its default and what it means."""
     values = {"name": "first-run", "silos": ["hospital-a", "hospital-b", "hospital-c", "hospital-d"]}
-    write_new(path, commented_toml(RunConfig, "A FedREP run. Every commented line shows the default.", values))
-    print(
-        f"Wrote {path}. Next: fedrep run model init.safetensors, then fedrep run create --config {path} --model init.safetensors"
-    )
+    text = commented_toml(RunConfig, "A FedREP run. Every commented line shows the default.", values)
+    then = f"fedrep run model init.safetensors, then fedrep run create --config {path} --model init.safetensors"
+    write_new(path, text, then, as_json)
 
 
 @app.command("model")

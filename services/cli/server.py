@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -48,13 +48,14 @@ def server(
 @app.command()
 def init(
     path: Annotated[Path, typer.Argument(help="File to write.")] = Path("server.toml"),
+    as_json: Json = False,
 ) -> None:
     """Write a settings file with every setting, its default and what it means."""
-    write_new(path, commented_toml(ServerSettings, "Settings of the FedREP server. Every line shows the default."))
-    print(
-        f"Wrote {path}. Next: enrol the server (fedrep enroll TOKEN --folder FOLDER, with `credentials` set to that folder), "
+    then = (
+        "enrol the server (fedrep enroll TOKEN --folder FOLDER, with `credentials` set to that folder), "
         f"then fedrep server --config {path} --check"
     )
+    write_new(path, commented_toml(ServerSettings, "Settings of the FedREP server. Every line shows the default."), then, as_json)
 
 
 @app.command()
@@ -67,11 +68,11 @@ def backup(
     from services.server.backup import backup as make
 
     settings = load_settings(ServerSettings, config, "FEDREP_SERVER")
-    made: Any = make(settings.database_url, settings.data, target, settings.model_store)
+    made = make(settings.database_url, settings.data, target, settings.model_store)
     emit(
-        {"file": str(target), "size": target.stat().st_size, "runs": getattr(made, "runs", None)},
+        {"file": str(target), "size": target.stat().st_size, "runs": made.runs, "models": made.models},
         as_json,
-        lambda r: f"Wrote {r['file']}.",
+        lambda r: f"Wrote {r['file']}: runs: {r['runs']}, models: {r['models']}.",
     )
 
 
@@ -85,8 +86,12 @@ def restore(
     from services.server.backup import restore as put_back
 
     settings = load_settings(ServerSettings, config, "FEDREP_SERVER")
-    put_back(source, settings.database_url, settings.data, settings.model_store)
-    emit({"restored": str(source)}, as_json, lambda r: f"Restored {r['restored']}.")
+    found = put_back(source, settings.database_url, settings.data, settings.model_store)
+    emit(
+        {"restored": str(source), "runs": found.runs, "models": found.models},
+        as_json,
+        lambda r: f"Restored {r['restored']}: runs: {r['runs']}, models: {r['models']}.",
+    )
 
 
 @app.command()

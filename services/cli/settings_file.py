@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from fedrep.errors import SettingsError
+from services.cli.output import emit
 
 
 def commented_toml(cls: type[BaseModel], title: str, values: dict[str, Any] | None = None) -> str:
@@ -20,11 +21,17 @@ def commented_toml(cls: type[BaseModel], title: str, values: dict[str, Any] | No
     return "\n".join(lines) + "\n"
 
 
-def write_new(path: Path, text: str) -> None:
-    if path.exists():
-        raise SettingsError(f"{path} exists already; choose another name or remove it first")
+def write_new(path: Path, text: str, then: str, as_json: bool) -> None:
+    """Writes the file and says what to do next."""
+    refuse_existing(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
+    emit({"file": str(path), "next": then}, as_json, lambda result: f"Wrote {result['file']}. Next: {result['next']}")
+
+
+def refuse_existing(path: Path) -> None:
+    if path.exists():
+        raise SettingsError(f"{path} exists already; choose another name or remove it first")
 
 
 def toml_document(document: Mapping[str, Any]) -> str:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+
+import pytest
 
 from fedrep.wire.v1 import observer_pb2 as pb
 from services.cli.main import main
@@ -29,16 +32,23 @@ async def play(federation: Federation, rounds: int | None) -> pb.GetRunResponse:
         return await federation.status()
 
 
-def test_a_backup_taken_from_postgresql_is_restored_to_sqlite_with_its_models(tmp_path: Path, new_postgres_url: NewUrl) -> None:
+def test_a_backup_taken_from_postgresql_is_restored_to_sqlite_with_its_models(
+    tmp_path: Path, new_postgres_url: NewUrl, capsys: pytest.CaptureFixture[str]
+) -> None:
     federation = Federation.create(tmp_path, silos=SILOS, database=new_postgres_url())
     before = run_scenario(play(federation, rounds=2))
     assert before.summary.rounds_applied == 2
     assert not (tmp_path / "server" / "models").exists(), "with PostgreSQL the models are rows"
     saved = tmp_path / "saved.tar"
-    assert main(["server", "backup", str(saved), "--config", str(write_settings(federation, tmp_path / "old.toml"))]) == 0
+    old, new = tmp_path / "old.toml", tmp_path / "new.toml"
+    capsys.readouterr()
+    assert main(["server", "backup", str(saved), "--config", str(write_settings(federation, old)), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["runs"], told["models"], told["size"]) == (1, len(before.models), saved.stat().st_size)
 
     federation.server_options = {"data": tmp_path / "restored"}
-    assert main(["server", "restore", str(saved), "--config", str(write_settings(federation, tmp_path / "new.toml"))]) == 0
+    assert main(["server", "restore", str(saved), "--config", str(write_settings(federation, new))]) == 0
+    assert capsys.readouterr().out == f"Restored {saved}: runs: 1, models: {len(before.models)}.\n"
     after = run_scenario(play(federation, rounds=None))
     assert after.summary.rounds_applied == 2
     assert after.summary.state == before.summary.state

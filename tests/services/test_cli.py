@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -93,6 +93,25 @@ def test_every_command_is_documented_with_its_sub_commands(name: str) -> None:
     module, _, attribute = COMMANDS[name].target.partition(":")
     command = get_command(getattr(importlib.import_module(module), attribute))
     assert set(re.findall(r"`([a-z-]+)`", row[1])) == set(getattr(command, "commands", ()))
+
+
+SERVE_UNTIL_STOPPED = {"client", "dashboard", "ca serve"}  # these print no result, only what happens
+
+
+def programs(name: str, command: Any) -> Iterator[tuple[str, set[str]]]:
+    """Every command below `name` that can be run, with its options."""
+    for sub, inner in getattr(command, "commands", {}).items():
+        yield from programs(f"{name} {sub}", inner)
+    if not getattr(command, "commands", None) or command.invoke_without_command:
+        yield name, {option for parameter in command.params for option in parameter.opts}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_that_prints_a_result_takes_json(name: str) -> None:
+    module, _, attribute = COMMANDS[name].target.partition(":")
+    command = get_command(getattr(importlib.import_module(module), attribute))
+    without = {path for path, options in programs(name, command) if "--json" not in options}
+    assert without <= SERVE_UNTIL_STOPPED
 
 
 @pytest.mark.parametrize("name", COMMANDS)

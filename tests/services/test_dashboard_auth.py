@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -217,8 +218,9 @@ def test_a_dashboard_without_certificate_or_with_a_silos_does_not_start(tmp_path
         connection_from(settings_for(NOWHERE, credentials=tmp_path / "own"))
 
 
-def test_the_written_settings_file_can_be_read_again(tmp_path: Path) -> None:
-    assert main(["dashboard", "init", str(tmp_path / "dashboard.toml")]) == 0
+def test_the_written_settings_file_can_be_read_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dashboard", "init", str(tmp_path / "dashboard.toml"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["file"] == str(tmp_path / "dashboard.toml")
     assert load_settings(DashboardSettings, tmp_path / "dashboard.toml", "FEDREP_DASHBOARD", {}) == DashboardSettings()
 
 
