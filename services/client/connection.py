@@ -164,20 +164,8 @@ class Connection:
 
     async def propose(self, proposal: Proposal, **details: Any) -> None:
         header = codec.proposal_to_wire(proposal)
-
-        async def parts() -> AsyncIterator[pb.ProposeCoordinatesRequest]:
-            yield pb.ProposeCoordinatesRequest(header=header)
-            for chunk in cut_into_chunks(proposal.coordinates):
-                yield pb.ProposeCoordinatesRequest(chunk=chunk)
-
-        size = header.ByteSize() + len(proposal.coordinates)
-        await self._call(
-            "ProposeCoordinates",
-            lambda stub: stub.ProposeCoordinates(parts(), timeout=STREAM_SECONDS),
-            size,
-            proposal.round,
-            **details,
-        )
+        request = pb.ProposeCoordinatesRequest
+        await self._upload("ProposeCoordinates", request, header, proposal.coordinates, proposal.round, **details)
 
     async def consensus(self, run: bytes, round_number: int) -> Consensus:
         async def fetch(stub: Any) -> Consensus:
@@ -190,20 +178,8 @@ class Connection:
 
     async def submit(self, submission: Submission, **details: Any) -> None:
         header = codec.submission_to_wire(submission)
-
-        async def parts() -> AsyncIterator[pb.SubmitMaskedShareRequest]:
-            yield pb.SubmitMaskedShareRequest(header=header)
-            for chunk in cut_into_chunks(submission.masked):
-                yield pb.SubmitMaskedShareRequest(chunk=chunk)
-
-        size = header.ByteSize() + len(submission.masked)
-        await self._call(
-            "SubmitMaskedShare",
-            lambda stub: stub.SubmitMaskedShare(parts(), timeout=STREAM_SECONDS),
-            size,
-            submission.round,
-            **details,
-        )
+        request = pb.SubmitMaskedShareRequest
+        await self._upload("SubmitMaskedShare", request, header, submission.masked, submission.round, **details)
 
     async def survivors(self, run: bytes, round_number: int) -> SurvivorSet:
         request = pb.GetSurvivorsRequest(run=run, round=round_number)
@@ -261,6 +237,27 @@ class Connection:
                 if error.reason != "NOT_YET":
                     raise
                 await asyncio.sleep(0.05)
+
+    async def _upload(
+        self,
+        method: str,
+        request: Callable[..., Any],
+        header: Any,
+        payload: bytes | memoryview,
+        round_number: int,
+        **details: Any,
+    ) -> None:
+        """The header, then the payload in chunks; from the start again when the answer was lost."""
+
+        async def parts() -> AsyncIterator[Any]:
+            yield request(header=header)
+            for chunk in cut_into_chunks(payload):
+                yield request(chunk=chunk)
+
+        size = header.ByteSize() + len(payload)
+        await self._call(
+            method, lambda stub: getattr(stub, method)(parts(), timeout=STREAM_SECONDS), size, round_number, **details
+        )
 
     async def _call(
         self, method: str, call: Callable[[Any], Awaitable[T]], size: int = 0, round_number: int = 0, **details: Any

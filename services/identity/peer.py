@@ -15,7 +15,7 @@ import structlog
 
 from fedrep.errors import CryptoError, FedrepError
 from services.identity.certificates import PeerCertificate, TrustStore
-from services.identity.names import Identity, Role
+from services.identity.names import Role
 from services.runtime.tls import SecuredContext, require_tls13
 
 _log = structlog.get_logger(__name__)
@@ -40,15 +40,6 @@ def peer_certificate(
     chain = next(iter(properties.get("x509_pem_cert_chain", ())), b"")
     # The leaf alone decides who calls; the chain only supplies intermediates.
     return trust.verify(presented[0] + b"\n" + chain, now, roles=roles)
-
-
-def peer_identity(
-    context: SecuredContext,
-    trust: TrustStore,
-    roles: Sequence[Role] | None = None,
-    now: dt.datetime | None = None,
-) -> Identity:
-    return peer_certificate(context, trust, roles, now).identity
 
 
 async def until_unwelcome(trust: TrustStore, peer: PeerCertificate, every: float = 1.0) -> CryptoError:

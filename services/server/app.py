@@ -23,6 +23,7 @@ from prometheus_client import start_http_server
 from fedrep.errors import SettingsError, StoreUnavailableError
 from fedrep.wire.v1 import federation_pb2, federation_pb2_grpc, observer_pb2, observer_pb2_grpc
 from services.identity.certificates import REVOCATIONS_FILE, Credentials, Role, TrustStore
+from services.identity.folder import key_pair_loader
 from services.identity.peer import RevocationSource, follow_revocations, refresh_revocations, revocations_from_file
 from services.identity.upkeep import tend_credentials
 from services.runtime.files import lock_folder
@@ -44,6 +45,8 @@ log = structlog.get_logger(__name__)
 
 DRAIN_SECONDS = 2.0
 LIVE = "live"
+# Everybody calls at once when a phase ends or the server is back; beyond a thousand at once gRPC would cancel some at random.
+CROWD = [("grpc.server.max_pending_requests", 20_000), ("grpc.server.max_pending_requests_hard_limit", 40_000)]
 SERVICES = (
     federation_pb2.DESCRIPTOR.services_by_name["FederationService"].full_name,
     observer_pb2.DESCRIPTOR.services_by_name["ObserverService"].full_name,
@@ -68,9 +71,9 @@ async def start(settings: ServerSettings, on_lost: OnLost = end_process) -> Runn
         health = await _not_yet_serving()
         health_port = await _serve_probes(settings, health, stack)
         coordinator = await _coordinator(settings, credentials, stack, on_lost)
-        server = grpc.aio.server(interceptors=[Gate(trust, coordinator)], options=server_options())
+        server = grpc.aio.server(interceptors=[Gate(trust, coordinator)], options=[*server_options(), *CROWD])
         _add_services(server, coordinator, health)
-        secure = server_credentials(lambda: Credentials.load(settings.credentials).key_pair, credentials.root)
+        secure = server_credentials(key_pair_loader(settings.credentials), credentials.root)
         port = _bind(lambda: server.add_secure_port(f"{settings.host}:{settings.port}", secure), settings.host, settings.port)
         stack.push_async_callback(server.stop, DRAIN_SECONDS)
         metrics_port = _serve_metrics(settings, coordinator, stack)
