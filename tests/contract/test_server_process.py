@@ -150,7 +150,7 @@ def test_killed_in_mid_round_the_run_goes_on_from_the_last_applied_round(process
     process.start()
     process.create_run("long")
     skipped = []
-    for applied, phase in enumerate(("propose", "submit", "reveal"), start=1):
+    for applied, phase in enumerate(("propose", "submit", "confirm", "reveal"), start=1):
         silos = process.silos()
         manifest = next_round(silos, "long")
         number = 2 * applied
@@ -168,8 +168,8 @@ def test_killed_in_mid_round_the_run_goes_on_from_the_last_applied_round(process
     process.kill()
     store = open_store(f"sqlite:///{process.folder / 'data' / 'fedrep.sqlite3'}")
     figures = store.summary("long")
-    assert (figures.rounds_applied, figures.rounds_skipped) == (3, 3)
-    assert [entry.round for entry in store.ledger("long", "silo-a")] == [1, 3, 5]
+    assert (figures.rounds_applied, figures.rounds_skipped) == (4, 4)
+    assert [entry.round for entry in store.ledger("long", "silo-a")] == [1, 3, 5, 7]
     events = store.events("long", 0, 1000)
     assert [stored.position for stored in events] == list(range(1, len(events) + 1))
     assert [stored.event.round for stored in events if stored.event.kind == "round_skipped"] == skipped
