@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import time
 from dataclasses import replace
 
 import structlog
@@ -17,7 +18,7 @@ from fedrep.protocol.messages import Outcome, Update
 from fedrep.protocol.model_state import ModelState
 from fedrep.wire.v1 import federation_pb2 as pb
 from services.client.config import ClientSettings
-from services.client.connection import Joined, connect
+from services.client.connection import REMINDER_SECONDS, Joined, connect
 from services.client.daemon import OVER, POLL_SECONDS
 from services.client.peers import check_run_signature
 from services.client.state import StateFolder
@@ -44,6 +45,8 @@ class Evaluator:
         self._interval = 1
         self.speaking = False  # an evaluator can leave at any moment
         self._leaving = False
+        self._waiting_since: float | None = None
+        self._reminded: float | None = None
         self.status: dict[str, object] = {"run": settings.run, "server": settings.server, "phase": "starting"}
 
     @property
@@ -55,13 +58,14 @@ class Evaluator:
             version = self._model.version if self._model else None
             try:
                 joined = await self.connection.join(self._settings.run, b"", b"", version)
-            except NotFoundError as error:
-                log.debug("waiting_for_run", why=str(error))
+                run = check_run_signature(joined.run, self._trust).digest()
+                self._interval = self._settings.evaluate_every or joined.evaluation_interval
+                await self._catch_up(run, joined)
+            except NotFoundError as error:  # the run is still to be created, or the model moved on while it was asked for
+                self._note_waiting(error)
                 await asyncio.sleep(POLL_SECONDS)
                 continue
-            run = check_run_signature(joined.run, self._trust).digest()
-            self._interval = self._settings.evaluate_every or joined.evaluation_interval
-            await self._catch_up(run, joined)
+            self._waiting_since = None
             if joined.state in OVER:
                 await self._evaluate(run, joined.last_round)
                 self._show(joined.last_round, f"run {joined.state}")
@@ -70,6 +74,17 @@ class Evaluator:
                 await asyncio.sleep(POLL_SECONDS)
                 continue
             await self._follow_rounds(run, joined.round.manifest.round)
+
+    def _note_waiting(self, error: NotFoundError) -> None:
+        """Once a minute; an error once the operator's patience is over."""
+        now = time.monotonic()
+        self._waiting_since = self._waiting_since if self._waiting_since is not None else now
+        if now - self._waiting_since > self._settings.give_up_after:
+            raise error
+        self._show(0, "waiting for the run")
+        if self._reminded is None or now - self._reminded >= REMINDER_SECONDS:
+            self._reminded = now
+            log.info("waiting_for_run", run=self._settings.run, why=str(error))
 
     def stop(self) -> None:
         self._leaving = True
@@ -146,7 +161,7 @@ class Evaluator:
         except FedrepError as error:
             log.warning("report_refused", why=str(error))
         if score(result) > self._best:
-            self._keep_best(model, result)
+            await in_thread(lambda: self._keep_best(model, result))  # statistics are estimated anew, which takes a while
 
     def _keep_best(self, model: ModelState, result: Evaluation) -> None:
         """With batch-norm statistics where the trainer can give them; a model it cannot export is kept as plain parameters."""

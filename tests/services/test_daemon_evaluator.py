@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
+from fedrep.errors import NotFoundError
 from tests.services.federation import Federation
 from tests.services.scenarios import finish, serve
 
@@ -55,3 +57,60 @@ def test_evaluator_and_silos_evaluate_as_often_as_the_run_says_unless_told_other
         assert with_figures == [number for number in (2, 3) if number % (own or 2) == 0]
 
     serve(federation, scenario, f"interval-{own}")
+
+
+def test_an_evaluator_started_before_its_run_says_once_that_it_waits_and_follows_it(
+    federation: Federation, lines: list[Any]
+) -> None:
+    async def scenario(federation: Federation, run: str) -> None:
+        evaluator = federation.evaluator(run)
+        watching = asyncio.ensure_future(evaluator.run())
+        while evaluator.status["phase"] != "waiting for the run":
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(1.2)  # long enough to ask again
+        await federation.create_run(run, rounds=1)
+        assert await finish(*(federation.daemon(n, run) for n in range(4))) == [None] * 4
+        await watching
+        await evaluator.leave()
+        assert evaluator.model is not None
+        assert evaluator.model.version == 1
+
+    serve(federation, scenario, "to-come")
+    assert [line["run"] for line in lines if line["event"] == "waiting_for_run"] == ["to-come"]
+
+
+def test_an_evaluator_whose_run_never_comes_gives_up_with_the_reason(federation: Federation) -> None:
+    async def scenario(federation: Federation, run: str) -> None:
+        evaluator = federation.evaluator(run, give_up_after=0.5)
+        with pytest.raises(NotFoundError, match="no run named 'never'"):
+            await evaluator.run()
+        await evaluator.leave()
+
+    serve(federation, scenario, "never")
+
+
+def test_an_evaluator_that_comes_too_late_for_a_model_asks_for_the_newest(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(federation: Federation, run: str) -> None:
+        await federation.create_run(run, rounds=1)
+        evaluator = federation.evaluator(run)
+        fetch, asked = evaluator.connection.model, []
+
+        async def gone_at_first(run: bytes, version: int) -> Any:
+            asked.append(version)
+            if len(asked) == 1:
+                raise NotFoundError("version 0 is not kept on this server", reason="UNKNOWN_MODEL")
+            return await fetch(run, version)
+
+        monkeypatch.setattr(evaluator.connection, "model", gone_at_first)
+        watching = asyncio.ensure_future(evaluator.run())
+        while len(asked) < 2:
+            await asyncio.sleep(0.05)
+        assert await finish(*(federation.daemon(n, run) for n in range(4))) == [None] * 4
+        await watching
+        await evaluator.leave()
+        assert evaluator.model is not None
+        assert evaluator.model.version == 1
+
+    serve(federation, scenario, "moved-on")
