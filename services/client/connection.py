@@ -226,7 +226,8 @@ class Connection:
         )
 
     async def leave(self, run: bytes) -> None:
-        await self._call("Leave", lambda stub: stub.Leave(pb.LeaveRequest(run=run), timeout=10.0))
+        request = pb.LeaveRequest(run=run)
+        await self._call("Leave", lambda stub: stub.Leave(request, timeout=10.0), request.ByteSize())
 
     async def _waiting(self, method: str, call: Callable[[Any], Awaitable[T]], size: int = 0, round_number: int = 0) -> T:
         """A call the server may hold: it answers NOT_YET after a while, and is asked again."""

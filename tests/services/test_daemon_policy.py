@@ -161,12 +161,13 @@ def test_the_audit_holds_an_entry_before_the_bytes_leave(federation: Federation)
         await federation.create_run(run, rounds=1)
         daemons = [federation.daemon(n, run) for n in range(4)]
         assert await finish(*daemons) == [None] * 4
+        await daemons[0].leave()
         path = federation.settings(0, run).state / "audit.jsonl"
         entries = [json.loads(line) for line in path.read_text().splitlines()]
         by_kind = {entry["what"]: entry for entry in entries}
         assert by_kind["ProposeCoordinates"]["epsilon_total"] == pytest.approx(5.21, abs=0.01)
         assert len(by_kind["SubmitMaskedShare"]["mates"]) == 1
-        assert {"Join", "ConfirmSurvivors", "RevealShares", "ReportMetrics"} <= set(by_kind)
+        assert {"Join", "ConfirmSurvivors", "RevealShares", "ReportMetrics", "Leave"} <= set(by_kind)
         assert all(entry["bytes"] > 0 and entry["at"] <= time.time() for entry in entries)
 
     serve(federation, scenario, "audit")
