@@ -1,0 +1,43 @@
+"""The silo's systemd unit agrees with the program it starts: command, exit codes that need a person, time to leave."""
+
+from __future__ import annotations
+
+import configparser
+import shlex
+
+from services.cli import main as cli
+from services.cli.client import LEAVE_SECONDS
+from services.client.config import ClientSettings
+from tests.deploy.chart import REPOSITORY
+
+
+def service() -> configparser.SectionProxy:
+    unit = configparser.ConfigParser(interpolation=None, strict=True)
+    unit.optionxform = str  # type: ignore[assignment, method-assign]
+    unit.read(REPOSITORY / "deploy" / "systemd" / "fedrep-client.service")
+    return unit["Service"]
+
+
+def test_the_unit_starts_a_command_that_exists() -> None:
+    program, command, option, config = shlex.split(service()["ExecStart"])
+    assert program.endswith("/bin/fedrep")
+    assert (command, option) == ("client", "--config")
+    assert command in cli.COMMANDS
+    assert config.startswith("/etc/fedrep/")
+
+
+def test_it_is_not_started_again_when_a_person_is_needed_and_is_after_anything_else() -> None:
+    assert service()["Restart"] == "on-failure"
+    assert {int(code) for code in service()["RestartPreventExitStatus"].split()} == {cli.FAILED, cli.USAGE}
+
+
+def test_it_has_time_to_finish_a_promised_round_and_leave() -> None:
+    assert service()["KillSignal"] == "SIGTERM"
+    assert int(service()["TimeoutStopSec"]) > ClientSettings().grace_seconds + LEAVE_SECONDS
+
+
+def test_it_can_write_only_where_identity_and_state_live() -> None:
+    assert service()["ProtectSystem"] == "strict"
+    assert (service()["StateDirectory"], service()["StateDirectoryMode"]) == ("fedrep", "0700")
+    guide = (REPOSITORY / "docs" / "silo.md").read_text()
+    assert 'state = "/var/lib/fedrep/state"' in guide
