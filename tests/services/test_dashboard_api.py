@@ -27,7 +27,7 @@ def server() -> Iterator[ScriptedServer]:
     scripted = ScriptedServer().start()
     scripted.add(scripted_run("plain", alpha=0.0, budget=None, aggregator="mean"), 12)
     scripted.add(scripted_run("empty", state="waiting"))
-    long = scripted.add(scripted_run("long", rounds=2500), 2500)
+    long = scripted.add(scripted_run("long", rounds=10_000), 10_000)
     long.rounds[1498].accuracy = 0.01  # one bad evaluation in the middle
     scripted.add(scripted_run("digits"), 46)
     yield scripted
@@ -77,10 +77,10 @@ def test_totals_add_up_over_all_rounds(client: httpx.Client) -> None:
 
 def test_a_long_run_is_thinned_but_its_totals_are_not(client: httpx.Client) -> None:
     thin = client.get("/runs/long/rounds", params={"points": 100}).json()
-    assert thin["total"] == 2500
+    assert thin["total"] == 10_000
     assert len(thin["rows"]) <= 125
     exported = client.get("/runs/long/charts/bytes").json()
-    assert len(exported) == 2500
+    assert len(exported) == 10_000
     assert thin["rows"][-1]["bytes_total"] == exported[-1]["bytes_total"]
     worst = min(client.get("/runs/long/charts/accuracy").json(), key=lambda row: row["accuracy"] or 1.0)
     assert worst["round"] == 1499
@@ -115,9 +115,9 @@ def test_heat_maps_have_one_column_per_round_until_they_must_group(client: httpx
     assert len(short["rows"]) == 10
     assert all(len(row) == 46 for row in short["cells"])
     grouped = client.get("/runs/long/buffers", params={"columns": 50}).json()
-    assert (grouped["first_round"][0], grouped["last_round"][-1], len(grouped["first_round"])) == (1, 2500, 50)
+    assert (grouped["first_round"][0], grouped["last_round"][-1], len(grouped["first_round"])) == (1, 10_000, 50)
     latest = client.get("/runs/long/attendance", params={"columns": 50, "last": 50}).json()
-    assert latest["first_round"] == list(range(2451, 2501))
+    assert latest["first_round"] == list(range(9_951, 10_001))
 
 
 def test_a_group_of_rounds_shows_its_worst(client: httpx.Client) -> None:

@@ -152,7 +152,7 @@ def test_many_who_share_one_address_can_enrol_at_once_where_the_authority_says_s
 
 def test_a_small_demo_ends_by_itself_and_prints_one_object(tmp_path: Path) -> None:
     """Real processes throughout; stdout is a pipe, the links go to stderr, and each token is shown once."""
-    small = ["--silos", "4", "--byzantine", "0", "--aggregator", "mean", "--rounds", "3", "--alpha", "0"]
+    small = ["--silos", "4", "--byzantine", "0", "--aggregator", "median", "--rounds", "3", "--alpha", "0", "--compare"]
     done = subprocess.run(
         [*DEMO, *small, "--exit", "--json", "--folder", str(tmp_path / "demo")],
         capture_output=True,
@@ -165,7 +165,10 @@ def test_a_small_demo_ends_by_itself_and_prints_one_object(tmp_path: Path) -> No
     wanted = {"final_accuracy", "rounds_applied", "rounds_skipped", "bytes_up", "bytes_down", "epsilon_total", "dashboard_url"}
     assert wanted <= result.keys()
     assert result["rounds_applied"] + result["rounds_skipped"] == 3
-    assert "comparison" not in result
+    other = result["comparison"]
+    assert (other["run"], other["aggregator"]) == ("demo-mean", "mean")
+    assert other["rounds_applied"] + other["rounds_skipped"] == 3
+    assert other["final_accuracy"] > 0.1
     assert result["epsilon_total"] == "none", "alpha = 0: no guarantee is never a number, nor a null that reads like one"
     assert done.stderr.startswith(f"Dashboard: {result['dashboard_url']}\n")
     tokens = re.findall(rf"{result['dashboard_url']}#token=(\S+)", done.stderr)
