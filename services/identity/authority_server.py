@@ -21,7 +21,7 @@ from grpc_health.v1 import health_pb2
 from grpc_health.v1.health import aio as health  # type: ignore[attr-defined]
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 
-from fedrep.errors import FedrepError, RefusedError
+from fedrep.errors import FedrepError, RefusedError, SettingsError
 from fedrep.wire.v1 import enrolment_pb2 as wire
 from fedrep.wire.v1 import enrolment_pb2_grpc as wire_grpc
 from services.identity.authority import LIST_LIFETIME, certificate_request
@@ -112,12 +112,11 @@ class AuthorityServer:
         ]
         open_port = grpc.aio.server(options=options, maximum_concurrent_rpcs=64)
         closed_port = grpc.aio.server(options=options, maximum_concurrent_rpcs=256)
-        self.certificate_port = closed_port.add_secure_port(
-            f"{host}:{self._addresses.certificate_port}", server_credentials(own.load, root)
+        everyone, members = server_credentials(own.load, None, require_client=False), server_credentials(own.load, root)
+        self.certificate_port = _bound(
+            lambda at: closed_port.add_secure_port(at, members), host, self._addresses.certificate_port
         )
-        self.enrolment_port = open_port.add_secure_port(
-            f"{host}:{self._addresses.enrolment_port}", server_credentials(own.load, None, require_client=False)
-        )
+        self.enrolment_port = _bound(lambda at: open_port.add_secure_port(at, everyone), host, self._addresses.enrolment_port)
         public = self._addresses.public_certificate_address or f"{host}:{self.certificate_port}"
         wire_grpc.add_EnrolmentServiceServicer_to_server(  # type: ignore[no-untyped-call]
             _Enrolment(self._desk, self._limits, public), open_port
@@ -139,7 +138,7 @@ class AuthorityServer:
         servicer = health.HealthServicer()
         await servicer.set("", health_pb2.HealthCheckResponse.SERVING)
         add_HealthServicer_to_server(servicer, server)
-        self.health_port = server.add_insecure_port(f"{host}:{port}")
+        self.health_port = _bound(server.add_insecure_port, host, port)
         return server
 
     async def _keep_list_fresh(self) -> None:
@@ -155,6 +154,17 @@ class AuthorityServer:
 
     async def wait(self) -> None:
         await asyncio.gather(*(server.wait_for_termination() for server in self._servers))
+
+
+def _bound(bind: Callable[[str], int], host: str, port: int) -> int:
+    try:
+        return bind(f"{host}:{port}")
+    except RuntimeError as error:
+        raise SettingsError(
+            f"cannot listen on {host}:{port}; another program uses the port, or the address is not this machine's. "
+            "Choose another in the authority's settings",
+            reason="PORT_IN_USE",
+        ) from error
 
 
 async def _answer(context: Context, call: str, work: Callable[[], Awaitable[Answer]]) -> Answer:

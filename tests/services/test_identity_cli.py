@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -190,6 +191,22 @@ def test_a_second_authority_process_on_the_folder_is_refused(consortium: Consort
     )
     assert second.returncode == 1
     assert "in use by another process" in second.stderr
+
+
+@pytest.mark.parametrize("which", ["enrolment_port", "certificate_port", "health_port"])
+def test_a_port_in_use_is_one_sentence(tmp_path: Path, which: str, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, settings = tmp_path / "ca", tmp_path / "ca.toml"
+    assert main(["ca", "init", "hearts", "--folder", str(folder), "--address", "127.0.0.1"]) == 0
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        ports = {"enrolment_port": 0, "certificate_port": 0, which: port}
+        settings.write_text("\n".join(['host = "127.0.0.1"', *(f"{name} = {number}" for name, number in ports.items())]) + "\n")
+        code, complaint = refusal(capsys, "ca", "serve", "--folder", str(folder), "--config", str(settings))
+    assert code == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in complaint
+    assert "Traceback" not in complaint
 
 
 def test_neither_log_nor_register_nor_output_holds_a_secret(
