@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,7 +69,7 @@ class Fate(Enum):
     GIVEN_UP = "given up"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ErrorMemory:
     """u, the local update not yet folded in, and the pending values; `trained_version` is the version already trained on."""
 
@@ -90,7 +91,16 @@ class ErrorMemory:
 
     def g(self) -> NDArray[np.float32]:
         """g = u + local update, less anything pending (which already left the residual)."""
-        return self.residual if self.update is None else self.residual + self.update
+        return self._g
+
+    @cached_property
+    def _g(self) -> NDArray[np.float32]:
+        # A round reads g three times: to propose, to submit, and for what stays behind. Nobody may change it in between.
+        if self.update is None:
+            return self.residual
+        total = self.residual + self.update
+        total.flags.writeable = False
+        return total
 
     def submitted(self, pending: Pending) -> ErrorMemory:
         """u <- g - sent, so that quantization error and clipped mass stay in the residual."""
@@ -140,8 +150,8 @@ def _proved_closed_by_survivors(pending: Pending, update: Update) -> bool:
     """t holders confirmed a U under which rule 4 does not open this silo; no second U can reach t."""
     if update.survivors is None:
         return False
-    confirmed = count_confirmations(update.confirmations, pending.c2, update.survivors, pending.holders)
-    if confirmed < share_threshold(len(pending.holders)):
+    threshold = share_threshold(len(pending.holders))
+    if count_confirmations(update.confirmations, pending.c2, update.survivors, pending.holders, threshold) < threshold:
         return False
     return not _opens(pending, update.survivors)
 

@@ -7,7 +7,8 @@ manifest than its mates therefore derives other masks and other signatures, and 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import NewType
+from functools import cache
+from typing import Any, NewType
 
 from fedrep.secagg.transcript import Field, digest
 
@@ -152,4 +153,10 @@ def _flat(value: object) -> Field:
         return value
     if isinstance(value, tuple):
         return tuple(_flat(item) for item in value)
-    return tuple((field.name, _flat(getattr(value, field.name))) for field in fields(value))  # type: ignore[arg-type]
+    kind: Any = type(value)
+    return tuple((name, _flat(getattr(value, name))) for name in _field_names(kind))
+
+
+@cache
+def _field_names(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))

@@ -167,12 +167,12 @@ class Ready:
     def _open_shares(self, consensus: Consensus) -> HeldShares:
         """A share that does not open is left out: its dealer answers for it, not this silo."""
         held: dict[SiloName, tuple[bytes, bytes]] = {}
+        session_keys = {entry.name: entry.session_key for entry in self.manifest.roster}
         for dealer, ciphertext in consensus.shares:
-            entry = self.manifest.entry(dealer)
-            if entry is None:
+            if dealer not in session_keys:
                 continue
             try:
-                held[dealer] = open_share(self.session, entry.session_key, self.c1, dealer, self.member.name, ciphertext)
+                held[dealer] = open_share(self.session, session_keys[dealer], self.c1, dealer, self.member.name, ciphertext)
             except CryptoError:
                 continue
         return held
@@ -295,13 +295,13 @@ class Confirmed:
         """Rule 4. An empty reveal is right when nothing may be opened; "revealed" must be on disk before it is sent."""
         self.once.take("reveal")
         ready, agreement = self.agreement.ready, self.agreement
-        everyone = (*signatures, (ready.member.name, self.message.signature))
-        holders = {entry.name: ready.peers[entry.name].verify_key for entry in ready.manifest.roster}
-        confirmed = count_confirmations(everyone, agreement.c2, self.survivors, holders)
-        if confirmed < ready.manifest.threshold:
+        own, threshold = ready.member.name, ready.manifest.threshold
+        others = {entry.name: ready.peers[entry.name].verify_key for entry in ready.manifest.roster if entry.name != own}
+        # This silo's own signature needs no check: it stands in `message`, over this very (C2, U).
+        confirmed = 1 + count_confirmations(signatures, agreement.c2, self.survivors, others, threshold - 1)
+        if confirmed < threshold:
             raise RefusedError(
-                f"only {confirmed} of the {ready.manifest.threshold} holders needed confirmed the same survivors; "
-                "this silo reveals nothing",
+                f"only {confirmed} of the {threshold} holders needed confirmed the same survivors; this silo reveals nothing",
                 reason="TOO_FEW_CONFIRMATIONS",
             )
         shares = tuple(self._shares_to_reveal())

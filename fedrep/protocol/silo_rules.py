@@ -307,11 +307,15 @@ def check_survivors(survivors: SurvivorSet, assignment: Assignment, c2: bytes, p
                 ) from error
 
 
-def count_confirmations(signatures: Signatures, c2: bytes, survivors: SurvivorSet, holders: Mapping[SiloName, VerifyKey]) -> int:
-    """How many distinct roster holders validly signed exactly this (C2, U)."""
+def count_confirmations(
+    signatures: Signatures, c2: bytes, survivors: SurvivorSet, holders: Mapping[SiloName, VerifyKey], enough: int
+) -> int:
+    """How many distinct roster holders validly signed exactly this (C2, U); counting ends at `enough`."""
     message = confirmation_message(c2, survivors)
     valid: set[SiloName] = set()
     for name, signature in signatures:
+        if len(valid) >= enough:
+            break
         key = holders.get(name)
         if key is None or name in valid:
             continue

@@ -74,8 +74,9 @@ class SigningKey(Protocol):
 
 
 # RFC 6979 nonces: a weak random generator on a silo cannot give its identity away, and a retry signs identical bytes.
-_ECDSA = ec.ECDSA(hashes.SHA256(), deterministic_signing=True)
-_ECDSA_VERIFY = ec.ECDSA(hashes.SHA256())
+_SHA256 = hashes.SHA256()
+_ECDSA = ec.ECDSA(_SHA256, deterministic_signing=True)
+_ECDSA_VERIFY = ec.ECDSA(_SHA256)
 
 
 def _public_der(public: ec.EllipticCurvePublicKey | ed25519.Ed25519PublicKey) -> bytes:
@@ -232,7 +233,7 @@ class AgreementKey:
 
 def derive(secret: SecretBytes, label: str, *context: Field) -> bytes:
     """HKDF-SHA256: 32 bytes that depend on the secret, on what they are for, and on the whole context."""
-    kdf = HKDF(algorithm=hashes.SHA256(), length=KEY_BYTES, salt=None, info=encode(label, *context))
+    kdf = HKDF(algorithm=_SHA256, length=KEY_BYTES, salt=None, info=encode(label, *context))
     return kdf.derive(secret.reveal())
 
 

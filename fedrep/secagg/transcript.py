@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from functools import lru_cache
 from typing import TypeAlias
 
 from fedrep.errors import InvalidInputError
@@ -19,42 +20,60 @@ _DOUBLE = struct.Struct(">d")
 _PROTOCOL = "fedrep/v1"
 
 
-def _append(field: Field, parts: list[bytes]) -> None:
-    if isinstance(field, bytes):
-        parts += (_HEADER.pack(b"b", len(field)), field)
-    elif isinstance(field, str):
-        try:
-            text = field.encode()
-        except UnicodeEncodeError:
-            raise InvalidInputError("a text in a transcript is not valid Unicode (lone surrogate)") from None
-        parts += (_HEADER.pack(b"s", len(text)), text)
-    elif isinstance(field, bool):  # before int, which it is a subclass of
-        parts.append(_HEADER.pack(b"t" if field else b"f", 0))
-    elif isinstance(field, int):
-        number = int(field)
-        body = number.to_bytes(number.bit_length() // 8 + 1, "big", signed=True)
-        parts += (_HEADER.pack(b"i", len(body)), body)
-    elif isinstance(field, float):
-        parts += (_HEADER.pack(b"d", 8), _DOUBLE.pack(field))
-    elif field is None:
-        parts.append(_HEADER.pack(b"n", 0))
-    elif isinstance(field, tuple):
-        parts.append(_HEADER.pack(b"l", len(field)))
-        for item in field:
-            _append(item, parts)
-    else:
-        raise InvalidInputError(
-            f"a {type(field).__name__} cannot be part of a transcript; make it int, str, bytes, float, bool or a tuple"
-        )
+# Names, keys and hashes are short: their headers are looked up, not packed again thousands of times per round.
+_SHORT = 129
+_BYTES_HEADERS = tuple(_HEADER.pack(b"b", length) for length in range(_SHORT))
+_TEXT_HEADERS = tuple(_HEADER.pack(b"s", length) for length in range(_SHORT))
+
+
+def _append(fields: tuple[Field, ...], parts: list[bytes]) -> None:
+    for field in fields:
+        if isinstance(field, bytes):
+            length = len(field)
+            parts += (_BYTES_HEADERS[length] if length < _SHORT else _HEADER.pack(b"b", length), field)
+        elif isinstance(field, str):
+            text = _text(field)
+            length = len(text)
+            parts += (_TEXT_HEADERS[length] if length < _SHORT else _HEADER.pack(b"s", length), text)
+        elif isinstance(field, tuple):
+            parts.append(_HEADER.pack(b"l", len(field)))
+            _append(field, parts)
+        elif isinstance(field, bool):  # before int, which it is a subclass of
+            parts.append(_HEADER.pack(b"t" if field else b"f", 0))
+        elif isinstance(field, int):
+            number = int(field)
+            body = number.to_bytes(number.bit_length() // 8 + 1, "big", signed=True)
+            parts += (_HEADER.pack(b"i", len(body)), body)
+        elif isinstance(field, float):
+            parts += (_HEADER.pack(b"d", 8), _DOUBLE.pack(field))
+        elif field is None:
+            parts.append(_HEADER.pack(b"n", 0))
+        else:
+            raise InvalidInputError(
+                f"a {type(field).__name__} cannot be part of a transcript; make it int, str, bytes, float, bool or a tuple"
+            )
+
+
+def _text(field: str) -> bytes:
+    try:
+        return field.encode()
+    except UnicodeEncodeError:
+        raise InvalidInputError("a text in a transcript is not valid Unicode (lone surrogate)") from None
 
 
 def encode(*fields: Field) -> bytes:
     parts: list[bytes] = []
-    for field in fields:
-        _append(field, parts)
+    _append(fields, parts)
     return b"".join(parts)
 
 
 def digest(tag: str, *fields: Field) -> bytes:
     """SHA-256 of the fields under a tag that says what kind of thing they are."""
-    return hashlib.sha256(encode(_PROTOCOL, tag, *fields)).digest()
+    parts = [_prefix(tag)]
+    _append(fields, parts)
+    return hashlib.sha256(b"".join(parts)).digest()
+
+
+@lru_cache(maxsize=64)
+def _prefix(tag: str) -> bytes:
+    return encode(_PROTOCOL, tag)
