@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +20,7 @@ from fedrep.privacy import shown
 from fedrep.protocol.model_state import model_hash
 from fedrep.wire.v1 import observer_pb2 as pb
 from services.cli import plan
-from services.cli.output import JSON_HELP, emit
+from services.cli.output import JSON_HELP, complain, emit
 from services.cli.settings_file import commented_toml, write_new
 from services.client.layout import read_model
 from services.identity.certificates import Credentials
@@ -38,6 +40,8 @@ Name = Annotated[str, typer.Argument(help="Name of the run.")]
 Reason = Annotated[str, typer.Option("--reason", help="Shown to everyone.")]
 
 LOCAL = "localhost:8550"
+AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)
+AWAY_SECONDS = 1.0
 FOLDER = Path("credentials")
 
 
@@ -136,11 +140,26 @@ def watch(
     after: Annotated[int, typer.Option("--after", help="Start behind this event.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Events of a run as they happen, until Ctrl-C; with --json one object per line."""
+    """Events of a run as they happen, until Ctrl-C; with --json one object per line. A server that restarts is waited for."""
+    position, away = after, False
     with connected(server, identity) as (client, _):
-        for response in client.watch(name, after):
-            event = _plain(response.event)
-            emit(event, as_json, lambda e: f"{int(e['position']):>6}  round {e['round']:>5}  {e['severity']:<7}  {e['text']}")
+        while True:
+            try:
+                for response in client.watch(name, position):
+                    position, away = response.event.position, False
+                    emit(_plain(response.event), as_json, _event_text)
+                    sys.stdout.flush()  # a program that reads along should not wait for a full buffer
+            except grpc.RpcError as error:
+                if position == after or error.code() not in AWAY:
+                    raise
+                if not away:
+                    complain("fedrep run", f"the server is away; events after {position} follow when it is back")
+                away = True
+            time.sleep(AWAY_SECONDS)
+
+
+def _event_text(event: Any) -> str:
+    return f"{event['position']:>6}  round {event['round']:>5}  {event['severity']:<7}  {event['text']}"
 
 
 @app.command()
