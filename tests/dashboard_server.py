@@ -99,7 +99,7 @@ class ScriptedServer(observer_pb2_grpc.ObserverServiceServicer):
 
     def start(self) -> ScriptedServer:
         self._server = grpc.server(ThreadPoolExecutor(32), options=[("grpc.so_reuseport", 0)])
-        observer_pb2_grpc.add_ObserverServiceServicer_to_server(self, self._server)
+        observer_pb2_grpc.add_ObserverServiceServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
         self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
         self._alive = True
         self._server.start()

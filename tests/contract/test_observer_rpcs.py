@@ -228,7 +228,7 @@ def test_a_model_with_nan_is_refused(server: LiveServer, run_name: str) -> None:
 def test_a_layout_that_would_spoil_every_export_is_refused_at_creation(server: LiveServer, run_name: str, layout: str) -> None:
     signed, _, vector = server.signed_run(run_name)
     for dry in (True, False):
-        answer = refusal(lambda dry=dry: stub(server).CreateRun(creation(signed, vector, dry=dry, layout=layout)))  # type: ignore[misc]
+        answer = refusal(lambda dry=dry: stub(server).CreateRun(creation(signed, vector, dry=dry, layout=layout)))
         assert answer == ("INVALID_ARGUMENT", "BAD_LAYOUT")
 
 

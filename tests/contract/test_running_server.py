@@ -186,7 +186,7 @@ def test_models_and_events_are_kept_as_the_server_says_unless_the_run_says_other
             silos = joined(live, run)
             for number in range(3):
                 play_round(silos, wait_for_round(live, run, after=number), STEP)
-            wait_until(lambda run=run: live.driver(run).last_round == 3)  # type: ignore[misc]
+            wait_until(lambda run=run: live.driver(run).last_round == 3)
         store = live.running.coordinator.store
         assert [row.version for row in store.models("brief")] == [3]
         assert [row.version for row in store.models("long")] == [2, 3]

@@ -40,7 +40,7 @@ class Replica(RunningProcess):
                 )
             except grpc.aio.AioRpcError as error:
                 return str(error.code().name)
-        return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+        return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
 
     async def until(self, wanted: str, service: str = "", seconds: float = 40.0) -> None:
         async with asyncio.timeout(seconds):

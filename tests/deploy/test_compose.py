@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic import BaseModel
 
 from dashboard.settings import DashboardSettings
 from services.cli.processes import free_port
@@ -24,7 +25,7 @@ from tests.deploy.chart import REPOSITORY
 from tests.services.processes import run_scenario, start_process
 
 DEPLOY = REPOSITORY / "deploy"
-SETTINGS = {"server": ServerSettings, "dashboard": DashboardSettings, "client": ClientSettings}
+SETTINGS: dict[str, type[BaseModel]] = {"server": ServerSettings, "dashboard": DashboardSettings, "client": ClientSettings}
 DOCKERFILE = (DEPLOY / "docker" / "Dockerfile").read_text()
 SILOS = ("silo-1", "silo-2", "silo-3")
 
@@ -124,8 +125,9 @@ def test_the_federation_of_the_compose_file_plays_its_run(compose: dict[str, Any
             off = {"HEALTH_PORT": str(free_port()), "METRICS_PORT": str(free_port())}
             here = {"PORT": str(port), "DATA": str(tmp_path / "server"), "CREDENTIALS": identity, **off}
             return {f"FEDREP_SERVER__{key}": value for key, value in here.items()}
+        own: dict[str, str] = compose["services"][name]["environment"]
         here = {"SERVER": f"localhost:{port}", "STATE": str(tmp_path / "state" / name), "CREDENTIALS": identity}
-        return {f"FEDREP_CLIENT__{key}": value for key, value in here.items()} | compose["services"][name]["environment"]
+        return {f"FEDREP_CLIENT__{key}": value for key, value in here.items()} | own
 
     async def scenario() -> None:
         fedrep = ["-m", "services.cli.main"]

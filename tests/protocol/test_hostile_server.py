@@ -19,8 +19,8 @@ from fedrep.protocol.manifests import RunManifest, SignedRoundManifest, SignedRu
 from fedrep.protocol.messages import Phase, Update
 from fedrep.protocol.model_state import ModelState
 from fedrep.protocol.preflight import preflight
-from fedrep.protocol.silo_round import Once, Ready
-from fedrep.protocol.silo_rules import Policy, check_run
+from fedrep.protocol.silo_round import Ready
+from fedrep.protocol.silo_rules import Once, Policy, check_run
 from fedrep.wire import codec
 from fedrep.wire.v1 import federation_pb2 as pb
 from tests.protocol.federation import Federation, Silo
@@ -139,7 +139,8 @@ def test_rules_of_a_run_that_make_no_sense_are_refused_with_an_error_of_ours(lis
     for name in data.draw(st.lists(st.sampled_from(list(run.__dataclass_fields__)), min_size=1, max_size=3)):
         kind = type(getattr(run, name))
         if kind in (int, float, str):
-            run = replace(run, **{name: data.draw({int: NUMBERS, float: REALS, str: TEXTS}[kind])})
+            value: Any = data.draw({int: NUMBERS, float: REALS, str: TEXTS}[kind])
+            run = replace(run, **{name: value})
     try:
         judge(run)
     except FedrepError:

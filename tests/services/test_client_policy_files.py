@@ -15,7 +15,7 @@ PIN = bytes(range(32))
 def test_a_pinned_roster_is_read_as_the_authority_prints_it(tmp_path: Path) -> None:
     path = tmp_path / "roster.txt"
     path.write_text(f"# our partners\n{PIN.hex()}  # hospital-b\n\n")
-    assert PolicySettings(roster_file=path).rules(None).pinned_fingerprints == {PIN}
+    assert PolicySettings(roster_file=path).rules(None).pinned_fingerprints == frozenset({PIN})
 
 
 @pytest.mark.parametrize(

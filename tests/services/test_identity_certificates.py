@@ -13,6 +13,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import ExtendedKeyUsageOID
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -192,7 +193,7 @@ def test_only_servers_get_host_names_and_server_authentication(root: Certificate
         issue_credentials(root, tmp_path / "x", Identity("sly", Role.SILO, "demo"), ("server.demo",))
     server = issue_credentials(root, tmp_path / "s", Identity("main", Role.SERVER, "demo"), ("server.demo",), ("192.0.2.1",))
     usage = server.certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
-    assert x509.ExtendedKeyUsageOID.SERVER_AUTH in usage
+    assert ExtendedKeyUsageOID.SERVER_AUTH in usage
 
 
 def test_a_name_cannot_hold_two_roles_at_once(root: CertificateAuthority, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from fedrep.errors import ConflictError, CryptoError, RefusedError
 from fedrep.wire.v1 import enrolment_pb2 as wire
@@ -82,7 +83,7 @@ def test_name_role_and_hosts_never_come_from_the_request(authority: CertificateA
     assert leaf.subject.rfc4514_string() == "CN=hospital-a,O=demo"
     assert leaf.extensions.get_extension_for_class(x509.BasicConstraints).value.ca is False
     usage = leaf.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
-    assert list(usage) == [x509.ExtendedKeyUsageOID.CLIENT_AUTH]
+    assert list(usage) == [ExtendedKeyUsageOID.CLIENT_AUTH]
 
 
 def test_a_token_serves_one_key_only(authority: CertificateAuthority, tmp_path: Path) -> None:

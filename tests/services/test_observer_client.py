@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import grpc
 import pytest
@@ -30,7 +30,7 @@ class Restarting(observer_pb2_grpc.ObserverServiceServicer):
             context.abort(grpc.StatusCode.UNAVAILABLE, "starting")
         return pb.ListRunsResponse(runs=[pb.RunSummary(name="there")])
 
-    def StopRun(self, request: Any, context: Any) -> NoReturn:  # noqa: N802, ARG002
+    def StopRun(self, request: Any, context: Any) -> Any:  # noqa: N802, ARG002
         self.calls["StopRun"] += 1
         context.abort(grpc.StatusCode.UNAVAILABLE, "starting")
 

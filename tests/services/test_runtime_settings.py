@@ -119,4 +119,4 @@ def test_a_section_given_twice_in_different_shapes_is_refused() -> None:
 def test_settings_are_frozen() -> None:
     loaded = load_settings(Example, None, "X", {})
     with pytest.raises(ValueError, match="frozen"):
-        loaded.port = 1  # type: ignore[misc]
+        loaded.port = 1

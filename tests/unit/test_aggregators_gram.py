@@ -104,6 +104,7 @@ def test_rows_ten_orders_of_magnitude_closer_to_each_other_than_to_the_origin_ke
     assert result.weights is not None
     chosen = int(np.argmax(result.weights))
     assert chosen == int(np.argmin(np.sort(exact**2, axis=1)[:, 1:6].sum(axis=1)))
+    assert result.distances is not None
     np.testing.assert_allclose(result.distances, exact[chosen], rtol=1e-6)
 
 
@@ -151,7 +152,9 @@ def test_filter_l2_takes_the_weights_that_left_the_least_variance_and_not_the_la
         iterates = filtered(vectors.astype(np.float64), 3)
         least, wanted = min(iterates, key=lambda iterate: iterate[0])
         last_was_best.append(least == iterates[-1][0])
-        np.testing.assert_allclose(filter_l2(vectors, byzantine_count=3).weights, wanted, atol=1e-6)
+        weights = filter_l2(vectors, byzantine_count=3).weights
+        assert weights is not None
+        np.testing.assert_allclose(weights, wanted, atol=1e-6)
     assert not all(last_was_best)
 
 

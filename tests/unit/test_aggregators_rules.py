@@ -50,7 +50,8 @@ def rows(n: int = 11, d: int = 700, seed: int = 0, offset: float = 0.5) -> np.nd
 
 def distances(vectors: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     wide = vectors.astype(np.float64)
-    return np.linalg.norm(wide[:, None] - wide[None], axis=2)
+    found: np.ndarray[Any, Any] = np.linalg.norm(wide[:, None] - wide[None], axis=2)
+    return found
 
 
 @pytest.mark.parametrize("n", range(1, 34))
@@ -95,6 +96,7 @@ def test_the_mean_weights_buffers_by_their_survivors() -> None:
     wanted = np.average(vectors.astype(np.float64), axis=0, weights=[4, 3, 0, 2])
     result = mean(vectors, weights=[4, 3, 0, 2])
     np.testing.assert_allclose(result.vector, wanted, atol=1e-6)
+    assert result.weights is not None
     np.testing.assert_allclose(result.weights, np.array([4, 3, 0, 2]) / 9)
     for wrong in ([1, 2], [0, 0, 0, 0], [1, 1, 1, -1], [1, 1, 1, np.nan]):
         with pytest.raises(InvalidInputError, match="weight"):
@@ -116,6 +118,7 @@ def test_weiszfeld_on_the_gram_matrix_is_weiszfeld_on_the_rows(outlier: float, o
         z = weights @ wide / weights.sum()
     result = geometric_median(vectors, byzantine_count=3)
     assert np.linalg.norm(result.vector - z) < 3e-7 * np.linalg.norm(z) + 1e-6 * np.median(spread)
+    assert result.weights is not None
     np.testing.assert_allclose(result.weights, weights / weights.sum(), rtol=1e-4)
 
 
@@ -273,7 +276,8 @@ def test_the_papers_absolute_scales_fail_on_small_updates_and_say_so_while_relat
     attack = np.full((4, 700), -0.08 / np.sqrt(700), np.float32)
     vectors = np.vstack([attack, honest])
     centre, plain = honest.mean(axis=0), vectors.mean(axis=0)
-    for rule, absolute in ((geometric_median, {"smoothing": 0.1}), (centered_clipping, {"radius": 0.5})):
+    cases: list[tuple[Any, dict[str, float]]] = [(geometric_median, {"smoothing": 0.1}), (centered_clipping, {"radius": 0.5})]
+    for rule, absolute in cases:
         with pytest.warns(AggregatorWarning, match="had no effect"):
             fixed = rule(vectors, byzantine_count=4, **absolute)
         assert len(fixed.notes) == 1

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -10,7 +12,7 @@ from fedrep.errors import InvalidInputError
 from fedrep.wire.v1 import federation_pb2 as pb
 
 HASH, KEY, SIGNATURE, NAME = b"h" * 32, b"k" * 32, b"s" * 72, "silo-001"
-QUESTION = {"run": HASH, "round": 12_345}
+QUESTION: dict[str, Any] = {"run": HASH, "round": 12_345}
 
 
 def call(traffic: RoundTraffic, name: str) -> Exchange:

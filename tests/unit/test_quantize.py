@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from typing import Any
 
 import numpy as np
 import pytest
@@ -182,7 +183,8 @@ def test_memory_beyond_the_result_does_not_grow_with_the_model() -> None:
 
 def test_a_value_equal_to_the_range_is_not_counted_as_clipped_whatever_type_the_range_has() -> None:
     values = np.full(3, 0.1, dtype=np.float32)
-    for clip_range in (0.1, np.float64(0.1), np.float32(0.1)):
+    ranges: list[Any] = [0.1, np.float64(0.1), np.float32(0.1)]
+    for clip_range in ranges:
         assert quantize(values, clip_range, RingFormat(16, 13), np.random.default_rng(12)).clip_rate == 0.0
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from itertools import combinations
 from math import comb
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ def test_top_k_takes_the_largest_magnitudes_and_the_lower_index_among_equals(ent
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("k", [1, 313, 10_000, LARGE // 2, LARGE])
 def test_top_k_of_a_large_update_equals_a_full_sort(k: int, dtype: type) -> None:
-    update = np.random.default_rng(k).standard_normal(LARGE).round(3).astype(dtype)
+    update: np.ndarray[Any, Any] = np.random.default_rng(k).standard_normal(LARGE).round(3).astype(dtype)
     expected = np.sort(np.lexsort((np.arange(LARGE), -np.abs(update)))[:k])
     found = top_k(update, k)
     assert found.dtype == np.int64

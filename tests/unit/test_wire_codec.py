@@ -224,14 +224,14 @@ def test_a_statement_belongs_to_the_round_it_was_asked_for() -> None:
 
 
 @pytest.mark.parametrize("secret", [pb.SECRET_KIND_UNSPECIFIED, 17])
-def test_a_share_that_does_not_say_which_secret_it_belongs_to_is_refused(secret: int) -> None:
+def test_a_share_that_does_not_say_which_secret_it_belongs_to_is_refused(secret: Any) -> None:
     wire = pb.RevealSharesRequest(run=RUN, round=5, shares=[pb.RevealedShare(dealer="a", secret=secret, share=b"1")])
     with pytest.raises(DecodeError, match="which secret"):
         codec.reveal_from_wire(A, wire)
 
 
 @pytest.mark.parametrize("outcome", [pb.OUTCOME_UNSPECIFIED, 17])
-def test_an_update_that_does_not_say_how_the_round_ended_is_refused(outcome: int) -> None:
+def test_an_update_that_does_not_say_how_the_round_ended_is_refused(outcome: Any) -> None:
     header, payload = codec.update_to_wire(UPDATE)
     header.outcome = outcome
     with pytest.raises(DecodeError, match="how the round ended"):
@@ -267,7 +267,7 @@ def test_a_silo_that_agreed_itself_is_not_sent_the_agreement_again() -> None:
     assert back == replace(UPDATE, coordinates=b"", survivors=None, confirmations=())
 
 
-def announced(data: bytes) -> tuple[int, bytes]:
+def announced(data: bytes | memoryview) -> tuple[int, bytes]:
     return len(data), hashlib.sha256(data).digest()
 
 
