@@ -11,7 +11,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tests.deploy.chart import CHART, HELM, IDENTITIES, MATRIX, REPOSITORY, Manifest, Refused, case, one, pods, render
+from tests.deploy.chart import CHART, HELM, IDENTITIES, MATRIX, REPOSITORY, SILO, Manifest, Refused, case, one, pods, render
 
 KUBERNETES = ("1.29", "1.34")
 FOREIGN = {"ServiceMonitor", "PrometheusRule", "Certificate"}  # of operators; kubernetes-validate does not know them
@@ -156,6 +156,54 @@ def test_a_gpu_silo_asks_for_its_gpus_and_finds_its_data(rendered: dict[str, lis
     assert spec["nodeSelector"] == {"accelerator": "a100"}
     assert spec["runtimeClassName"] == "nvidia"
     assert {"name": "training-data", "mountPath": "/data", "readOnly": True} in container["volumeMounts"]
+
+
+@pytest.mark.parametrize(("component", "kind"), [("server", "StatefulSet"), ("dashboard", "Deployment"), ("silo", "StatefulSet")])
+def test_what_an_operator_adds_to_a_pod_is_there(component: str, kind: str) -> None:
+    scheduling = {
+        "nodeSelector": {"disk": "fast"},
+        "tolerations": [{"key": "tainted", "operator": "Exists"}],
+        "affinity": {"podAntiAffinity": {}},
+        "priorityClassName": "important",
+    }
+    variable = {"name": "MORE", "value": "1"}
+    volume, mount = {"name": "more", "emptyDir": {}}, {"name": "more", "mountPath": "/more"}
+    added = scheduling | {
+        "podAnnotations": {"team": "platform"},
+        "podLabels": {"cost": "research"},
+        "extraEnv": [variable],
+        "extraVolumes": [volume],
+        "extraVolumeMounts": [mount],
+        "resources": {"requests": {"cpu": "3", "memory": "3Gi"}, "limits": {"memory": "3Gi"}},
+    }
+    chosen = {"silo": SILO} | {component: (SILO if component == "silo" else {}) | added}
+    template = one(render(chosen), kind, f"fed-fedrep-{component}")["spec"]["template"]
+    (container,) = template["spec"]["containers"]
+    assert scheduling.items() <= template["spec"].items()
+    assert (template["metadata"]["annotations"]["team"], template["metadata"]["labels"]["cost"]) == ("platform", "research")
+    assert (variable in container["env"], volume in template["spec"]["volumes"]) == (True, True)
+    assert mount in container["volumeMounts"]
+    assert container["resources"]["requests"]["cpu"] == "3"
+
+
+def test_silos_outside_reach_the_server_by_load_balancer_or_with_tls_passed_through(rendered: dict[str, list[Manifest]]) -> None:
+    balanced = one(rendered["high-availability"], "Service", "fed-fedrep-server")["spec"]
+    assert (balanced["type"], balanced["loadBalancerSourceRanges"]) == ("LoadBalancer", ["192.0.2.0/24"])
+    ingress = one(rendered["existing-secrets"], "Ingress", "fed-fedrep-server")
+    assert ingress["metadata"]["annotations"]["nginx.ingress.kubernetes.io/ssl-passthrough"] == "true"
+    assert "tls" not in ingress["spec"], "TLS that ended at the controller would lose the silo's certificate"
+    assert [rule["host"] for rule in ingress["spec"]["rules"]] == ["federation.example.org"]
+
+
+def test_helm_test_asks_the_server_and_the_dashboard(rendered: dict[str, list[Manifest]]) -> None:
+    (hook,) = [item for item in rendered["sqlite"] if item["kind"] == "Pod"]
+    assert hook["metadata"]["annotations"]["helm.sh/hook"] == "test"
+    asked = {container["name"]: container["args"][-1] for container in hook["spec"]["containers"]}
+    services = {item["metadata"]["name"]: item["spec"]["ports"] for item in rendered["sqlite"] if item["kind"] == "Service"}
+    assert asked["a-server-leads"] == "fed-fedrep-server-internal:8553"
+    assert 8553 in [port["port"] for port in services["fed-fedrep-server-internal"]]
+    assert "http://fed-fedrep-dashboard:80/readyz" in asked["the-dashboard-answers"]
+    assert 80 in [port["port"] for port in services["fed-fedrep-dashboard"]]
 
 
 def test_pods_restart_when_their_settings_change() -> None:
