@@ -26,7 +26,7 @@ from services.cli.demo_drops import Drops
 from services.cli.demo_view import DemoView
 from services.cli.epsilon import number_or_none
 from services.cli.plan import slack
-from services.cli.processes import Processes, free_port, orderly_end
+from services.cli.processes import Processes, free_ports, orderly_end
 from services.cli.settings_file import toml_document
 from services.client.config import DrillSettings
 from services.client.drill import Drill
@@ -148,7 +148,8 @@ class _Demo:
         self._folder = folder
         self._processes = processes
         self._view = view
-        self._ports = {name: free_port() for name in ("enrolment", "certificates", "server", "health", "metrics", "dashboard")}
+        listening = ("enrolment", "certificates", "server", "health", "metrics", "dashboard")
+        self._ports = dict(zip(listening, free_ports(len(listening)), strict=True))
         self._server = f"localhost:{self._ports['server']}"
         self._tokens = {role: secrets.token_urlsafe(24) for role in ("admin", "viewer")}
         self._reported: set[str] = set()

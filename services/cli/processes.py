@@ -22,11 +22,17 @@ _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded here: between fork and exec is no place for it
 
 
+def free_ports(count: int) -> list[int]:
+    """Different ports that nobody uses now; a second demo beside the first finds others."""
+    with contextlib.ExitStack() as held:  # all at once, or the system might offer one of them twice
+        probes = [held.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
+
+
 def free_port() -> int:
-    """A port nobody uses now; a second demo beside the first finds others."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return free_ports(1)[0]
 
 
 class Processes:

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,7 +19,7 @@ from rich.console import Console
 from fedrep.wire.v1 import observer_pb2 as pb
 from services.cli.demo_view import picture
 from services.cli.main import main
-from services.cli.processes import Processes, orderly_end
+from services.cli.processes import Processes, free_ports, orderly_end
 from services.identity.settings import AuthoritySettings
 
 DEMO = [sys.executable, "-m", "services.cli.main", "demo"]
@@ -143,6 +144,14 @@ def test_a_signal_leaves_through_the_same_doors_as_ctrl_c(number: signal.Signals
         signal.raise_signal(number)
     assert ending.value.code == 128 + number
     assert signal.getsignal(number) is before
+
+
+def test_the_parts_of_a_demo_and_a_second_one_beside_it_get_different_ports() -> None:
+    ports = free_ports(400)
+    assert len(set(ports)) == 400
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        assert taken.getsockname()[1] not in free_ports(400)
 
 
 def test_many_who_share_one_address_can_enrol_at_once_where_the_authority_says_so() -> None:
