@@ -3,8 +3,8 @@
 The peer lives in `.bench/flwr` and answers as a process that idles between requests. Times are processor time, the minimum over
 repeats. Agreeing on pairwise keys has a row of its own, so the client's rows are about vectors only, and the floor is bare
 AES-256-CTR over the bytes of all masks. Neither clock covers a residual: flwr keeps none, and a silo works its own out once the
-vector is masked. With a dropout, the server agrees on the missing keys inside the clock. Both sides use their defaults: flwr 22 of
-32 bits in 64-bit integers, we a 16-bit ring.
+vector is masked. With a dropout, the server agrees on the missing keys inside the clock. Both sides use their defaults: flwr 22
+of 32 bits in 64-bit integers, we a 16-bit ring.
 """
 
 from __future__ import annotations
