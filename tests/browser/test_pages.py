@@ -207,3 +207,15 @@ def test_nothing_is_offered_or_said_that_makes_no_sense_for_one_run_or_a_run_tha
     expect(page.locator("tbody tr")).to_have_count(10)
     expect(page.get_by_role("button", name="Exclude")).to_have_count(0)
     page.context.close()
+
+
+def test_a_figure_that_cannot_be_fetched_says_so_instead_of_loading_for_ever(chromium: Browser, federation: Federation) -> None:
+    page = visit(chromium, federation.url).page
+    for pattern in ("**/digits/buffers?*", "**/digits/attendance?*", "**/digits/silos"):
+        page.route(f"{pattern}", lambda route: route.abort() if "/api/" in route.request.url else route.continue_())
+    page.goto(federation.url + "/runs/digits")
+    expect(page.get_by_role("alert")).to_contain_text("The dashboard itself does not answer")
+    page.goto(federation.url + "/runs/digits/silos")
+    expect(page.get_by_role("alert")).to_have_count(2)
+    expect(page.get_by_text("Loading…")).to_have_count(0)
+    page.context.close()

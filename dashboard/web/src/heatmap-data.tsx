@@ -5,16 +5,18 @@ import { count } from "./format";
 
 const columnsIn = (width: number) => Math.max(10, Math.floor((width - 90) / 7));
 
-export function useHeatMap(path: string, width: number, version: number, whole: boolean): HeatMapData | null {
+// A map that is already there stays when asking again fails; the page's banner says why.
+export function useHeatMap(path: string, width: number, version: number, whole: boolean): HeatMapData | Error | null {
   const [map, setMap] = useState<HeatMapData | null>(null);
+  const [error, setError] = useState<Error | null>(null);
   const columns = columnsIn(width);
   useEffect(() => {
     if (!width) return;
     const query = whole ? `columns=${columns}` : `columns=${columns}&last=${columns}`;
-    const timer = setTimeout(() => get<HeatMapData>(`${path}?${query}`).then(setMap, () => undefined), map ? 300 : 0);
+    const timer = setTimeout(() => get<HeatMapData>(`${path}?${query}`).then(setMap, setError), map ? 300 : 0);
     return () => clearTimeout(timer);
   }, [path, columns, version, whole, width > 0]);
-  return map;
+  return map ?? error;
 }
 
 interface ChoiceProps {

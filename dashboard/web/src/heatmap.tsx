@@ -2,7 +2,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import type { HeatMapData } from "./api";
 import { words } from "./format";
-import { useWidth } from "./parts";
+import { Failure, Loading, useWidth } from "./parts";
 import { colour, useThemeVersion } from "./theme";
 
 type Paint = (ctx: CanvasRenderingContext2D, x: number, y: number, w: number, h: number, strength: number) => void;
@@ -90,7 +90,7 @@ export const BUFFERS: Record<string, Mark> = {
 
 interface HeatMapProps {
   label: string;
-  map: HeatMapData;
+  map: HeatMapData | Error | null; // null until it has come
   marks: Record<string, Mark>;
   unit?: string;
 }
@@ -98,7 +98,12 @@ interface HeatMapProps {
 const ROW = 18;
 const WIDEST = 16;
 
-export function HeatMap({ label, map, marks, unit }: HeatMapProps) {
+export function HeatMap({ map, ...rest }: HeatMapProps) {
+  if (!map) return <Loading />;
+  return map instanceof Error ? <Failure error={map} /> : <Cells map={map} {...rest} />;
+}
+
+function Cells({ label, map, marks, unit }: HeatMapProps & { map: HeatMapData }) {
   const [box, width] = useWidth();
   const canvas = useRef<HTMLCanvasElement>(null);
   const theme = useThemeVersion();

@@ -117,7 +117,7 @@ export function Command({ text }: { text: string }) {
 export function Failure({ error, again }: { error: Error; again?: () => void }) {
   return (
     <div class="empty" role="alert">
-      <p class="empty-title">This page cannot be shown right now</p>
+      <p class="empty-title">This cannot be shown right now</p>
       <p>{error.message}</p>
       {again && (
         <button type="button" onClick={again}>

@@ -208,7 +208,7 @@ function BufferMap({ name, rounds, exportPath }: { name: string; rounds: number;
     >
       <div ref={box}>
         <SpanChoice rounds={rounds} width={width} whole={whole} choose={setWhole} />
-        {map ? <HeatMap label="Buffers by round" map={map} marks={BUFFERS} unit="distance" /> : <Loading />}
+        <HeatMap label="Buffers by round" map={map} marks={BUFFERS} unit="distance" />
       </div>
     </Card>
   );

@@ -15,11 +15,12 @@ const OVER = ["finished", "stopped"]; // no further roster, so nobody to keep ou
 export function SilosPage({ name, session, report }: { name: string } & Shared) {
   const { data, error, load } = useRun(name, report);
   const [silos, setSilos] = useState<Silo[] | null>(null);
+  const [problem, setProblem] = useState<Error | null>(null);
   const [box, width] = useWidth();
   const version = data ? (data.events.at(-1)?.position ?? 0) : 0;
   const [whole, setWhole] = useState(false);
   const map = useHeatMap(`/runs/${name}/attendance`, width, data?.total ?? 0, whole);
-  const refresh = () => get<{ silos: Silo[] }>(`/runs/${name}/silos`).then((answer) => setSilos(answer.silos), () => undefined);
+  const refresh = () => get<{ silos: Silo[] }>(`/runs/${name}/silos`).then((answer) => setSilos(answer.silos), setProblem);
   useEffect(() => {
     const timer = setTimeout(refresh, silos ? 500 : 0);
     return () => clearTimeout(timer);
@@ -42,9 +43,10 @@ export function SilosPage({ name, session, report }: { name: string } & Shared) 
           ) : (
             <Card title="Attendance" exportPath={`/runs/${name}/charts/silos`} wide>
               <SpanChoice rounds={data.total} width={width} whole={whole} choose={setWhole} />
-              {map ? <HeatMap label="Attendance by round" map={map} marks={ATTENDANCE} /> : <Loading />}
+              <HeatMap label="Attendance by round" map={map} marks={ATTENDANCE} />
             </Card>
           )}
+          {!silos && problem && <Failure error={problem} again={refresh} />}
           {silos && <SiloTable name={name} silos={silos} mayAct={session.may_act && !OVER.includes(data.run.state)} refresh={refresh} />}
         </>
       )}
