@@ -82,10 +82,10 @@ def test_a_submission_is_not_requantized_when_the_silo_learns_more() -> None:
     federation = Federation.of(6)
     federation.until(Phase.SUBMIT)
     silo = federation.members[0]
-    g = silo.memory.g()
+    g = silo.memory.g().copy()
     assert silo.proposed is not None
     submitted = silo.proposed.on_consensus(federation.round.consensus_for(silo.name), g, silo.rng)
-    before = (submitted.message.masked, submitted.values.dequantized.copy())
+    before = (bytes(submitted.message.masked), submitted.values.dequantized.copy())
     g += 1.0
     silo.rng.random(100)
     assert submitted.message.masked == before[0]
