@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import structlog
 
+from services.client.audit import Audit
 from services.client.daemon import SiloDaemon
 from tests.services.federation import Federation
 from tests.services.processes import run_scenario
@@ -36,3 +37,9 @@ async def finish(*daemons: SiloDaemon) -> list[BaseException | None]:
     for daemon in daemons:
         await daemon.connection.close()
     return ended
+
+
+def confirmed_rounds(daemon: SiloDaemon) -> set[int]:
+    """In which the silo spoke as a holder. Not its shares are asked for: a round may close before the last holder reveals."""
+    audit = Audit(daemon.books.folder.folder / "audit.jsonl").entries()
+    return {entry["round"] for entry in audit if entry["what"] == "ConfirmSurvivors"}
