@@ -99,6 +99,24 @@ def intermediate(
     emit(_describe(authority), as_json, _render_authority)
 
 
+@app.command("issuer-secret")
+def issuer_secret(
+    out: Annotated[Path, typer.Argument(help="Folder for tls.key and tls.crt; remove it once the Secret is made.")],
+    folder: Folder = Path("ca"),
+    passphrase_file: PassphraseFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write an intermediate's key, unsealed, and certificate for an issuer of cert-manager, which then signs in your cluster."""
+    secret = CertificateAuthority.open(folder, read_passphrase(passphrase_file)).issuer_secret()
+    if out.exists() and any(out.iterdir()):
+        raise ConflictError(f"{out} is not empty; give a new folder.")
+    out.mkdir(parents=True, exist_ok=True)
+    out.chmod(0o700)
+    for name, content in secret.items():
+        write_atomically(out / name, content)
+    emit({"folder": str(out), "files": sorted(secret)}, as_json, _render_issuer_secret)
+
+
 @app.command()
 def sign(
     request: Annotated[Path, typer.Argument(help="A request made by `fedrep enroll --request`.", dir_okay=False)],
@@ -238,6 +256,14 @@ def _render_authority(result: Mapping[str, Any]) -> str:
         f"Root fingerprint (SHA-256): {result['root_fingerprint']}\n"
         "Keep the folder and the passphrase apart, and a backup of both offline.\n"
         "Next: fedrep ca serve, and fedrep silo invite NAME."
+    )
+
+
+def _render_issuer_secret(result: Mapping[str, Any]) -> str:
+    folder = result["folder"]
+    return (
+        f"Key and certificate are in {folder}. Whoever reads the key can enter the federation as anybody. Next:\n"
+        f"  kubectl create secret tls fedrep-ca --cert={folder}/tls.crt --key={folder}/tls.key && shred -u {folder}/tls.key"
     )
 
 

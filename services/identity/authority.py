@@ -112,6 +112,14 @@ class CertificateAuthority:
             ) from None
         return cls._assemble(folder, unseal_key(sealed, passphrase), chain, root)
 
+    def issuer_secret(self) -> dict[str, bytes]:
+        """The intermediate as a Kubernetes Secret of type tls, for an issuer of cert-manager. The key in it is not sealed."""
+        if not self.chain:
+            raise InvalidInputError(
+                "This is the root, whose key must not leave its folder. Make an intermediate with: fedrep ca intermediate."
+            )
+        return {"tls.key": private_key_pem(self._key), "tls.crt": self.chain + self.root}
+
     @classmethod
     def _assemble(cls, folder: Path, key: ec.EllipticCurvePrivateKey, chain: bytes, root: bytes) -> CertificateAuthority:
         certificate = load_chain(chain or root)[0]

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
 
 from fedrep.secagg.keys import SecretBytes
 from services.cli.main import main
@@ -267,3 +269,24 @@ def test_the_servers_certificate_is_made_by_fedrep_server_cert(
     made = answer(capsys, "server", "cert", "second", "--dns", "server.lungs", "--out", str(tmp_path), "--folder", consortium.ca)
     assert made["identity"] == "spiffe://lungs/server/second"
     assert Credentials.load(tmp_path).identity.role.value == "server"
+
+
+def test_only_an_intermediate_can_be_handed_to_a_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FEDREP_CA_PASSPHRASE", PASSPHRASE)
+    root, online, out = str(tmp_path / "root"), str(tmp_path / "cluster"), tmp_path / "secret"
+    assert main(["ca", "init", "lungs", "--folder", root]) == 0
+    assert main(["ca", "issuer-secret", str(out), "--folder", root]) == 1
+    assert "fedrep ca intermediate" in capsys.readouterr().err
+    assert not out.exists()
+    assert main(["ca", "intermediate", online, "--folder", root]) == 0
+    assert main(["ca", "issuer-secret", str(out), "--folder", online]) == 0
+    assert "shred" in capsys.readouterr().out
+    key = serialization.load_pem_private_key((out / "tls.key").read_bytes(), None)
+    signing, above = x509.load_pem_x509_certificates((out / "tls.crt").read_bytes())
+    assert signing.public_key() == key.public_key()
+    signing.verify_directly_issued_by(above)
+    assert (out / "tls.key").stat().st_mode & 0o077 == 0
+    assert main(["ca", "issuer-secret", str(out), "--folder", online]) == 1
+    assert "not empty" in capsys.readouterr().err
