@@ -101,7 +101,9 @@ def intermediate(
 
 @app.command("issuer-secret")
 def issuer_secret(
-    out: Annotated[Path, typer.Argument(help="Folder for tls.key and tls.crt; remove it once the Secret is made.")],
+    out: Annotated[
+        Path, typer.Argument(help="Folder for tls.key and tls.crt; remove it once the Secret is made.", file_okay=False)
+    ],
     folder: Folder = Path("ca"),
     passphrase_file: PassphraseFile = None,
     as_json: AsJson = False,

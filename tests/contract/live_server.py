@@ -32,6 +32,7 @@ T = TypeVar("T")
 FEDERATION = "contract"
 PARAMETERS = 200
 SILOS = ("silo-a", "silo-b", "silo-c", "silo-d")
+STEP = dict.fromkeys(SILOS, [0.01] * PARAMETERS)  # an update of each silo
 OUTSIDER = "silo-z"
 PHASES = ("propose", "submit", "confirm", "reveal", "done")
 
@@ -291,3 +292,10 @@ def refusal(call: Any) -> tuple[str, str | None]:
     except grpc.RpcError as error:
         return error.code().name, reason_of(error)
     raise AssertionError("the call was accepted")
+
+
+def joined(server: LiveServer, run: str, names: tuple[str, ...] = SILOS) -> list[MiniSilo]:
+    silos = [server.silo(name) for name in names]
+    for silo in silos:
+        silo.fetch_model(silo.join(run).model_version)
+    return silos

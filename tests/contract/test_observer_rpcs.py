@@ -20,7 +20,7 @@ from fedrep.wire.v1 import federation_pb2
 from fedrep.wire.v1 import observer_pb2 as pb
 from fedrep.wire.v1.observer_pb2_grpc import ObserverServiceStub
 from services.runtime.run_config import AggregatorConfig, sign_run
-from tests.contract.live_server import PARAMETERS, SILOS, LiveServer, refusal, stage, wait_for_round, wait_until
+from tests.contract.live_server import PARAMETERS, SILOS, LiveServer, joined, refusal, stage, wait_for_round, wait_until
 from tests.contract.mini_client import play_round
 
 UNKNOWN_RUN = ("NOT_FOUND", "UNKNOWN_RUN")
@@ -35,9 +35,7 @@ def stub(server: LiveServer, name: str = "admin") -> Any:
 def played(server: LiveServer, run: str, rounds: int, **options: Any) -> list[Any]:
     """A run with finished rounds, and its silos."""
     server.create_run(run, **options)
-    silos = [server.silo(name) for name in SILOS]
-    for silo in silos:
-        silo.fetch_model(silo.join(run).model_version)
+    silos = joined(server, run)
     last = 0
     for number in range(rounds):
         manifest = wait_for_round(server, run, after=last)

@@ -13,10 +13,9 @@ from safetensors.numpy import load_file, save_file
 
 from services.cli.main import main
 from services.identity.certificates import Role
-from tests.contract.live_server import PARAMETERS, SILOS, LiveServer, wait_for_round
+from tests.contract.live_server import PARAMETERS, SILOS, STEP, LiveServer, joined, wait_for_round
 from tests.contract.mini_client import play_round
 
-STEP = dict.fromkeys(SILOS, [0.01] * PARAMETERS)
 Fedrep = Callable[..., tuple[int, Any, str]]
 
 
@@ -51,9 +50,7 @@ def test_a_run_from_its_file_to_its_exported_model(server: LiveServer, fedrep: F
     code, answer, _ = fedrep(*create)
     assert (code, answer["created"], answer["plan"]["buffers"]["count"], answer["plan"]["quorum"]) == (0, True, 2, 3)
     assert answer["plan"]["privacy"]["epsilon_total"] > answer["plan"]["privacy"]["epsilon_round"] > 0
-    silos = [server.silo(name) for name in SILOS]
-    for silo in silos:
-        silo.fetch_model(silo.join("commands").model_version)
+    silos = joined(server, "commands")
     for number in (1, 2):
         play_round(silos, wait_for_round(server, "commands", after=number - 1), STEP)
     code, shown, _ = fedrep("show", "commands", who="viewer")

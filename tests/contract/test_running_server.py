@@ -1,22 +1,15 @@
-"""What an operator relies on while the server runs: waiting calls, joining and leaving, stop rules, alerts, probes, traces."""
+"""What an operator relies on while the server runs: waiting calls, joining and leaving, stop rules, a store that is away."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
-import time
-import urllib.request
-from collections.abc import Awaitable, Callable, Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from fedrep.errors import StoreUnavailableError
 from fedrep.protocol.manifests import SiloName
@@ -24,28 +17,19 @@ from fedrep.wire.v1 import federation_pb2 as pb
 from fedrep.wire.v1.federation_pb2_grpc import FederationServiceStub
 from services.runtime.run_config import DeadlineConfig, StopConfig
 from services.runtime.tls import channel_options, client_channel_credentials
-from services.server import alerts
-from services.server.telemetry import Telemetry
 from tests.contract.live_server import (
     PARAMETERS,
     SILOS,
+    STEP,
     LiveServer,
     People,
+    joined,
     refusal,
     stage,
     wait_for_round,
     wait_until,
 )
-from tests.contract.mini_client import MiniSilo, play_round
-
-STEP = dict.fromkeys(SILOS, [0.01] * PARAMETERS)
-
-
-def joined(server: LiveServer, run: str, names: tuple[str, ...] = SILOS) -> list[MiniSilo]:
-    silos = [server.silo(name) for name in names]
-    for silo in silos:
-        silo.fetch_model(silo.join(run).model_version)
-    return silos
+from tests.contract.mini_client import play_round
 
 
 def kinds(server: LiveServer, run: str) -> list[str]:
@@ -228,131 +212,6 @@ def test_a_database_that_is_away_delays_the_answer_and_loses_nothing(
     header, _ = at.first.update(1)
     assert header.outcome == pb.OUTCOME_APPLIED
     assert refusals == [0, 0]
-
-
-class Receiver(BaseHTTPRequestHandler):
-    got: list[dict[str, Any]]
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        type(self).got.append(json.loads(body))
-        self.send_response(204)
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        return
-
-
-@pytest.fixture
-def webhook() -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    got: list[dict[str, Any]] = []
-    handler = type("Handler", (Receiver,), {"got": got})
-    listening = HTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=listening.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{listening.server_port}/alerts", got
-    listening.shutdown()
-    thread.join()
-    listening.server_close()
-
-
-def test_alerts_are_events_and_reach_the_webhook_once(
-    people: People, tmp_path: Path, webhook: tuple[str, list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url, got = webhook
-    monkeypatch.setattr(alerts, "CHECK_SECONDS", 0.05)
-    options = {"webhook": url, "stalled_after": 0.4, "missing_after": 0.05, "epsilon_warning": 0.001}
-    with LiveServer(people, tmp_path, alerts=options) as live:
-        live.create_run("watched", stop=StopConfig(epsilon_budget=1000.0))
-        silos = joined(live, "watched")
-        play_round(silos, wait_for_round(live, "watched"), STEP)
-        live.running.coordinator.store.touch_silo("watched", "silo-d", "", time.time() - 60, time.time())
-        silos[3].stub.Leave(pb.LeaveRequest(run=silos[3].run))
-        wait_until(lambda: {"stalled", "silo_missing", "epsilon_budget"} <= {alert["kind"] for alert in got})
-        time.sleep(0.3)
-        found = [alert["kind"] for alert in got]
-        assert {alert["run"] for alert in got} == {"watched"}
-        assert found.count("silo_missing") == 1
-        missing = next(alert for alert in got if alert["kind"] == "silo_missing")
-        assert missing["silo"] == "silo-d"
-        assert "silo-d does not answer: the certificate it last came with expired on" in missing["text"]
-        events = [s.event for s in live.running.coordinator.store.events("watched", 0, 1000) if s.event.severity == "alert"]
-        assert {event.kind for event in events} == set(found)
-
-
-def test_probes_metrics_and_reflection_tell_what_they_should(people: People, tmp_path: Path) -> None:
-    with LiveServer(people, tmp_path, metrics_port=0) as live:
-        live.create_run("measured")
-        silos = joined(live, "measured")
-        for number in (1, 2):
-            play_round(silos, wait_for_round(live, "measured", after=number - 1), STEP)
-        with grpc.insecure_channel(f"127.0.0.1:{live.running.health_port}") as plain:
-            health: Any = health_pb2_grpc.HealthStub(plain)
-            for name in ("", "fedrep.wire.v1.FederationService", "fedrep.wire.v1.ObserverService"):
-                assert health.Check(health_pb2.HealthCheckRequest(service=name)).status == 1
-            stub: Any = FederationServiceStub(plain)  # type: ignore[no-untyped-call]
-            with pytest.raises(grpc.RpcError) as caught:
-                stub.Join(pb.JoinRequest(run_name="measured"))
-            assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-        reflection: Any = reflection_pb2_grpc.ServerReflectionStub(live.channel("viewer"))
-        asked = iter([reflection_pb2.ServerReflectionRequest(list_services="")])
-        listed = next(reflection.ServerReflectionInfo(asked)).list_services_response.service
-        assert "fedrep.wire.v1.FederationService" in [service.name for service in listed]
-        address = f"http://127.0.0.1:{live.running.metrics_port}/metrics"
-        text = urllib.request.urlopen(address).read().decode()
-    with LiveServer(people, tmp_path, metrics_port=0) as again:
-        address = f"http://127.0.0.1:{again.running.metrics_port}/metrics"
-        later = urllib.request.urlopen(address).read().decode().splitlines()
-    spent = next(line for line in text.splitlines() if line.startswith("fedrep_epsilon_total{"))
-    assert float(spent.split()[-1]) > 0
-    for line in (spent, 'fedrep_model_version{run="measured"} 2.0'):
-        assert line in later, "a restart takes nothing back"
-    for line in (
-        'fedrep_rounds_total{outcome="applied",run="measured"} 2.0',
-        'fedrep_buffers_total{fate="opened",run="measured"} 4.0',
-        'fedrep_dropouts_total{run="measured",stage="propose"} 0.0',
-        'fedrep_rpc_calls_total{code="OK",method="SubmitMaskedShare"} 8.0',
-        'fedrep_phase_seconds_count{phase="reveal",run="measured"} 2.0',
-        'fedrep_model_version{run="measured"} 2.0',
-        'fedrep_clip_range{run="measured"} 1.0',
-    ):
-        assert line in text, text
-    for name in ("fedrep_bytes_total{", "fedrep_buffer_distance{", "fedrep_epsilon_round{", "fedrep_epsilon_total{"):
-        assert name in text
-
-
-def test_silos_that_vanish_are_counted_at_the_stage_where_they_did(server: LiveServer, run_name: str) -> None:
-    stage(server, run_name, "reveal", deadlines=DeadlineConfig(propose=60, submit=60, confirm=60, reveal=0.5))
-    wait_until(lambda: server.driver(run_name).last_round == 1)
-    registry = server.running.coordinator.metrics.registry
-    stages = ("propose", "submit", "reveal")
-    counted = {at: registry.get_sample_value("fedrep_dropouts_total", {"run": run_name, "stage": at}) for at in stages}
-    assert counted == {"propose": 0, "submit": 0, "reveal": 3}, "one of four revealed, three were needed"
-
-
-def test_rpcs_and_phases_of_rounds_are_traced(people: People, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    exporter = InMemorySpanExporter()
-    endpoints: list[str] = []
-
-    def to_endpoint(endpoint: str) -> Telemetry:
-        endpoints.append(endpoint)
-        return Telemetry(exporter)
-
-    monkeypatch.setattr(Telemetry, "to_endpoint", to_endpoint)
-    with LiveServer(people, tmp_path, telemetry="http://collector:4317") as live:
-        live.create_run("traced")
-        play_round(joined(live, "traced"), wait_for_round(live, "traced"), STEP)
-    assert endpoints == ["http://collector:4317"]
-    spans = exporter.get_finished_spans()
-    names = [span.name for span in spans]
-    assert names.count("SubmitMaskedShare") == 4
-    whole = next(span for span in spans if span.name == "round")
-    phases = [span for span in spans if span.parent is not None and span.parent.span_id == whole.context.span_id]
-    assert [span.name for span in phases] == ["propose", "submit", "confirm", "reveal"]
-    assert whole.attributes is not None
-    assert (whole.attributes["fedrep.run"], whole.attributes["fedrep.outcome"]) == ("traced", "applied")
-    assert whole.start_time == phases[0].start_time
-    assert whole.end_time == phases[-1].end_time
 
 
 def test_what_cannot_be_written_is_refused_and_can_be_asked_again(

@@ -31,10 +31,9 @@ from services.runtime.settings import load_settings
 from services.runtime.tls import channel_options, client_channel_credentials
 from services.server.config import ServerSettings
 from services.server.store import open_store
-from tests.contract.live_server import PARAMETERS, SILOS, LiveServer, People, stage, wait_until
+from tests.contract.live_server import PARAMETERS, SILOS, STEP, LiveServer, People, stage, wait_until
 from tests.contract.mini_client import SECONDS, MiniSilo, play_round
 
-STEP = dict.fromkeys(SILOS, [0.01] * PARAMETERS)
 REPOSITORY = Path(__file__).parents[2]
 
 

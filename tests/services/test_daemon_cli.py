@@ -34,6 +34,7 @@ from services.identity.folder import FederationAddresses
 from services.runtime.files import write_atomically
 from services.server.config import ServerSettings
 from tests.services.federation import Federation, StubTrainer
+from tests.services.forward_proxy import proxy_to
 from tests.services.processes import REPOSITORY, run_scenario, start_process
 
 
@@ -165,44 +166,23 @@ def test_sigterm_leaves_politely_even_from_a_long_training(tmp_path: Path) -> No
     run_scenario(scenario())
 
 
-async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    try:
-        while data := await reader.read(65536):
-            writer.write(data)
-            await writer.drain()
-    except ConnectionError:
-        pass
-    finally:
-        writer.close()
-
-
 def test_an_https_proxy_in_the_environment_is_honoured(tmp_path: Path) -> None:
     federation = Federation.create(tmp_path, silos=3)
     asked: list[str] = []
 
-    async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        request = (await reader.readuntil(b"\r\n\r\n")).decode()
-        asked.append(request.split("\r\n")[0])
-        onward_reader, onward = await asyncio.open_connection("127.0.0.1", federation.port)
-        writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
-        await asyncio.gather(relay(reader, onward), relay(onward_reader, writer))
-
     async def scenario() -> None:
-        proxy = await asyncio.start_server(connect, "127.0.0.1", 0)
-        address = proxy.sockets[0].getsockname()
-        async with federation.serving():
+        async with federation.serving(), proxy_to(federation.port, asked) as port:
             await federation.create_run(rounds=1)
             config = federation.write_client_toml(0)
             log = config.with_suffix(".log")
             arguments = ["-m", "services.cli.main", "client", "--config", str(config)]
-            silo = start_process(arguments, log, {"HTTPS_PROXY": f"http://127.0.0.1:{address[1]}", "NO_PROXY": ""})
+            silo = start_process(arguments, log, {"HTTPS_PROXY": f"http://127.0.0.1:{port}", "NO_PROXY": ""})
             others = [asyncio.create_task(federation.daemon(number).run()) for number in (1, 2)]
             assert await in_thread(lambda: silo.wait(60)) == 0, log.read_text()
             await asyncio.gather(*others)
             assert (await federation.summary()).rounds_applied == 1
-        proxy.close()
         assert asked
-        assert set(asked) == {f"CONNECT {federation.address} HTTP/1.1"}
+        assert {request.split("\r\n")[0] for request in asked} == {f"CONNECT {federation.address} HTTP/1.1"}
 
     run_scenario(scenario())
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,7 @@ from services.identity.enrolment_client import UnreachableError, enrol
 from services.identity.invitations import invite
 from services.identity.names import Identity, Role
 from services.runtime.proxy import Proxy, proxy_for, take_capitals
+from tests.services.forward_proxy import proxy_to
 
 FAR = "authority.invalid:8551"
 VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy", "no_proxy", "all_proxy")
@@ -28,41 +27,6 @@ def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
-
-
-@asynccontextmanager
-async def proxy_to(port: int, asked: list[str], answer: bytes = b"200 Connection established") -> AsyncIterator[int]:
-    """Notes what it is asked for and leads every connection to one port of this machine."""
-    writers: list[asyncio.StreamWriter] = []
-
-    async def relay(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-        try:
-            while data := await source.read(65536):
-                target.write(data)
-                await target.drain()
-        except ConnectionError:
-            pass
-        finally:
-            target.close()
-
-    async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked.append((await reader.readuntil(b"\r\n\r\n")).decode())
-        writers.append(writer)
-        writer.write(b"HTTP/1.1 " + answer + b"\r\n\r\n")
-        if not answer.startswith(b"200"):
-            writer.close()
-            return
-        onward_reader, onward = await asyncio.open_connection("127.0.0.1", port)
-        writers.append(onward)
-        await asyncio.gather(relay(reader, onward), relay(onward_reader, writer))
-
-    listening = await asyncio.start_server(connect, "127.0.0.1", 0)
-    try:
-        yield listening.sockets[0].getsockname()[1]
-    finally:
-        listening.close()
-        for writer in writers:
-            writer.close()
 
 
 def token(authority: CertificateAuthority) -> str:

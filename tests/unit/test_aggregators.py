@@ -10,22 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedrep.aggregators import AGGREGATORS, Aggregate, AggregatorWarning, compiled
+from fedrep.aggregators import AGGREGATORS, Aggregate, AggregatorWarning
 from fedrep.errors import InvalidInputError, NonFiniteError, SettingsError
 
 RULES = sorted(AGGREGATORS)
 ROBUST = [name for name in RULES if name != "mean"]
 N, F = 11, 3
-
-
-@pytest.fixture(params=["numpy", "compiled"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "compiled":
-        pytest.importorskip("numba")
-        monkeypatch.setattr(compiled, "WORTHWHILE", 0)
-    else:
-        monkeypatch.setattr(compiled, "_load", lambda: None)
-    return str(request.param)
 
 
 def rows(n: int = N, d: int = 300, seed: int = 0, offset: float = 1.0) -> np.ndarray[Any, Any]:

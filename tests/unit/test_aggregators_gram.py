@@ -17,16 +17,6 @@ Rows = np.ndarray[Any, Any]
 LARGE = 70_000  # times 9 rows: beyond the size up to which every product is taken in float64
 
 
-@pytest.fixture(params=["numpy", "compiled"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "compiled":
-        pytest.importorskip("numba")
-        monkeypatch.setattr(compiled, "WORTHWHILE", 0)
-    else:
-        monkeypatch.setattr(compiled, "_load", lambda: None)
-    return str(request.param)
-
-
 def rows(n: int = 9, d: int = LARGE, seed: int = 0) -> Rows:
     return np.random.default_rng(seed).standard_normal((n, d)).astype(np.float32)
 

@@ -15,7 +15,6 @@ from fedrep.aggregators import (
     build_rule,
     centered_clipping,
     clip,
-    compiled,
     conditions,
     dnc,
     filter_l2,
@@ -32,16 +31,6 @@ from fedrep.aggregators import (
 from fedrep.aggregators.network import pruned_network, run
 from fedrep.aggregators.robustness import STATED, constants_table, measured_constants
 from fedrep.errors import InvalidInputError, SettingsError
-
-
-@pytest.fixture(params=["numpy", "compiled"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "compiled":
-        pytest.importorskip("numba")
-        monkeypatch.setattr(compiled, "WORTHWHILE", 0)
-    else:
-        monkeypatch.setattr(compiled, "_load", lambda: None)
-    return str(request.param)
 
 
 def rows(n: int = 11, d: int = 700, seed: int = 0, offset: float = 0.5) -> np.ndarray[Any, Any]:
