@@ -30,7 +30,7 @@ $(STAMPS)/installed: $(STAMPS)/python pyproject.toml constraints.txt
 
 WEB_SOURCES := $(shell find dashboard/web -type f -not -path '*/node_modules/*' 2>/dev/null)
 $(STAMPS)/web: $(STAMPS)/installed $(WEB_SOURCES)
-	@$(BIN)/python -m dashboard.build
+	@$(BIN)/python dashboard/build.py
 	@touch $@
 
 web: $(STAMPS)/web ## Build the dashboard's pages
@@ -98,4 +98,4 @@ wheelhouse: $(STAMPS)/installed ## All wheels a silo needs, for machines without
 	$(PIP) wheel --quiet --wheel-dir wheelhouse '.[client]'
 
 clean: ## Remove the virtual environment and everything built
-	rm -rf $(VENV) .bench wheelhouse build dist benchmarks/results .import_linter_cache *.egg-info dashboard/static dashboard/web/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .bench wheelhouse build dist benchmarks/results .import_linter_cache *.egg-info dashboard/fedrep_dashboard/static dashboard/web/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis

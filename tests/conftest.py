@@ -8,6 +8,10 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
+from fedrep_runtime.ciphers import prefer_tls13
+
+prefer_tls13()  # before any test imports grpc, as every program of ours does
+
 
 @pytest.fixture(autouse=True)
 def logging_as_it_was() -> Iterator[None]:

@@ -2,7 +2,7 @@ import { defineConfig } from "vite";
 
 export default defineConfig({
   build: {
-    outDir: "../static",
+    outDir: "../fedrep_dashboard/static",
     emptyOutDir: true,
     target: "es2022",
     // Inlined assets and preload scripts would need holes in the Content-Security-Policy.

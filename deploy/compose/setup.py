@@ -11,9 +11,9 @@ import secrets
 import sys
 from pathlib import Path
 
-from services.identity.authority import CertificateAuthority, issue_credentials
-from services.identity.certificates import KEY_FILE
-from services.identity.names import Identity, Role
+from fedrep_identity.authority import CertificateAuthority, issue_credentials
+from fedrep_identity.certificates import KEY_FILE
+from fedrep_identity.names import Identity, Role
 
 FEDERATION = "demo"
 DAYS = 365.0

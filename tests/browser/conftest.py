@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from dashboard.app import STATIC
-from tests.dashboard_server import ScriptedRun, ScriptedServer, scripted_run
-from tests.dashboard_site import ADMIN, as_admin, serving, settings_for
+from fedrep_dashboard.app import STATIC
+from tests.harness.dashboard_server import ScriptedRun, ScriptedServer, scripted_run
+from tests.harness.dashboard_site import ADMIN, as_admin, serving, settings_for
 
 CHROMIUM = os.environ.get("FEDREP_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS = [

@@ -19,7 +19,7 @@ from tests.browser.conftest import Visitor, visit
 
 ROUNDS = 60  # as many as a demo plays when nobody says otherwise
 NEAR = 0.02  # of the accuracy that training with all data in one place reaches
-FEDREP = [sys.executable, "-m", "services.cli.main"]
+FEDREP = [sys.executable, "-m", "fedrep_cli.main"]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
 from tests.browser.conftest import Federation, visit
-from tests.dashboard_site import VIEWER
+from tests.harness.dashboard_site import VIEWER
 
 PAGES = {
     "overview": "/",

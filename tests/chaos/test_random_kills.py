@@ -12,7 +12,7 @@ import pytest
 
 @pytest.mark.timeout(900)
 def test_a_federation_whose_silos_are_killed_all_the_time_still_learns(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "services.cli.main", "demo", "--exit", "--json", "--folder", str(tmp_path)]
+    command = [sys.executable, "-m", "fedrep_cli.main", "demo", "--exit", "--json", "--folder", str(tmp_path)]
     harm = ["--rounds", "60", "--byzantine", "1", "--drop-rate", "0.2"]  # as much as ten silos in pairs can stand
     played = subprocess.run([*command, *harm], capture_output=True, text=True, timeout=840, check=False)
     assert played.returncode == 0, played.stderr[-2000:]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.contract.live_server import LiveServer, People, Stage, stage
+from tests.harness.live_server import LiveServer, People, Stage, stage
 
 
 @pytest.fixture(scope="session")

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from fedrep.wire.v1 import federation_pb2 as pb
-from tests.contract.live_server import OUTSIDER, Stage, refusal
-from tests.contract.mini_client import MiniSilo, streamed
+from tests.harness.live_server import OUTSIDER, Stage, refusal
+from tests.harness.mini_client import MiniSilo, streamed
 
 OTHER_RUN = bytes(range(32))
 SECONDS = 10.0

@@ -15,8 +15,7 @@ import pytest
 from fedrep.protocol.manifests import SiloName
 from fedrep.wire import codec
 from fedrep.wire.v1 import federation_pb2 as pb
-from services.runtime.run_config import DeadlineConfig
-from tests.contract.live_server import LiveServer, Stage, stage, wait_until
+from fedrep_runtime.run_config import DeadlineConfig
 from tests.contract.refusals import (
     OUT_OF_PHASE,
     SECONDS,
@@ -28,6 +27,7 @@ from tests.contract.refusals import (
     submit,
     update,
 )
+from tests.harness.live_server import LiveServer, Stage, stage, wait_until
 
 
 def too_early(method: str, at: Stage) -> Any:

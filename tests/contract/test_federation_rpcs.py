@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 
 from fedrep.wire.v1 import federation_pb2 as pb
-from tests.contract.live_server import OUTSIDER, Stage
-from tests.contract.mini_client import MiniSilo, digest, rice_encoded
 from tests.contract.refusals import (
     BAD_SIGNATURE,
     CONFLICT,
@@ -44,6 +42,8 @@ from tests.contract.refusals import (
     update,
     with_code,
 )
+from tests.harness.live_server import OUTSIDER, Stage
+from tests.harness.mini_client import MiniSilo, digest, rice_encoded
 
 
 def garbage(at: Stage, method: str) -> Any:

@@ -19,15 +19,15 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from fedrep.wire.v1 import federation_pb2, observer_pb2
 from fedrep.wire.v1.federation_pb2_grpc import FederationServiceStub
 from fedrep.wire.v1.observer_pb2_grpc import ObserverServiceStub
-from services.client.peers import check_round_signature
-from services.identity.authority import CertificateAuthority, issue_credentials
-from services.identity.certificates import REVOCATIONS_FILE, Identity, Role
-from services.runtime.status import reason_of
-from services.server.permissions import FEDERATION, OBSERVER, PERMISSIONS
-from services.server.permissions_table import page
-from tests.contract.live_server import FEDERATION as NAME
-from tests.contract.live_server import PARAMETERS, SILOS, LiveServer, People, refusal, stage, wait_for_round, wait_until
-from tests.contract.mini_client import MiniSilo, play_round
+from fedrep_identity.authority import CertificateAuthority, issue_credentials
+from fedrep_identity.certificates import REVOCATIONS_FILE, Identity, Role
+from fedrep_runtime.status import reason_of
+from fedrep_server.calls.permissions import FEDERATION, OBSERVER, PERMISSIONS
+from fedrep_server.calls.permissions_table import page
+from fedrep_silo.peers import check_round_signature
+from tests.harness.live_server import FEDERATION as NAME
+from tests.harness.live_server import PARAMETERS, SILOS, LiveServer, People, refusal, stage, wait_for_round, wait_until
+from tests.harness.mini_client import MiniSilo, play_round
 
 RUN = "matrix"
 AT_THE_DOOR = ("UNAVAILABLE", None)  # the TLS handshake fails: no RPC is even seen

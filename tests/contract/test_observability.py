@@ -19,10 +19,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from fedrep.wire.v1 import federation_pb2 as pb
 from fedrep.wire.v1.federation_pb2_grpc import FederationServiceStub
-from services.runtime.run_config import DeadlineConfig, StopConfig
-from services.server import alerts
-from services.server.telemetry import Telemetry
-from tests.contract.live_server import (
+from fedrep_runtime.run_config import DeadlineConfig, StopConfig
+from fedrep_server.operations import alerts
+from fedrep_server.operations.telemetry import Telemetry
+from tests.harness.live_server import (
     STEP,
     LiveServer,
     People,
@@ -31,7 +31,7 @@ from tests.contract.live_server import (
     wait_for_round,
     wait_until,
 )
-from tests.contract.mini_client import play_round
+from tests.harness.mini_client import play_round
 
 
 class Receiver(BaseHTTPRequestHandler):

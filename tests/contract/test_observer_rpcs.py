@@ -19,9 +19,9 @@ from fedrep.wire import codec
 from fedrep.wire.v1 import federation_pb2
 from fedrep.wire.v1 import observer_pb2 as pb
 from fedrep.wire.v1.observer_pb2_grpc import ObserverServiceStub
-from services.runtime.run_config import AggregatorConfig, sign_run
-from tests.contract.live_server import PARAMETERS, SILOS, LiveServer, joined, refusal, stage, wait_for_round, wait_until
-from tests.contract.mini_client import play_round
+from fedrep_runtime.run_config import AggregatorConfig, sign_run
+from tests.harness.live_server import PARAMETERS, SILOS, LiveServer, joined, refusal, stage, wait_for_round, wait_until
+from tests.harness.mini_client import play_round
 
 UNKNOWN_RUN = ("NOT_FOUND", "UNKNOWN_RUN")
 RUN_OVER = ("FAILED_PRECONDITION", "RUN_OVER")

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from services.cli.main import main
-from services.identity.certificates import Role
-from tests.contract.live_server import PARAMETERS, SILOS, STEP, LiveServer, joined, wait_for_round
-from tests.contract.mini_client import play_round
+from fedrep_cli.main import main
+from fedrep_identity.certificates import Role
+from tests.harness.live_server import PARAMETERS, SILOS, STEP, LiveServer, joined, wait_for_round
+from tests.harness.mini_client import play_round
 
 Fedrep = Callable[..., tuple[int, Any, str]]
 

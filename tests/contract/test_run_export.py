@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from services.cli.main import main
-from tests.contract.live_server import SILOS, LiveServer
+from fedrep_cli.main import main
+from tests.harness.live_server import SILOS, LiveServer
 
 CODE = """
 import torch
 from torch import nn
-from services.client.trainers.torch_trainer import TorchTrainer
+from fedrep_trainers.torch_trainer import TorchTrainer
 
 class Rows:
     def __init__(self, size):

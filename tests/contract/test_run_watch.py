@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from fedrep.wire.v1 import observer_pb2 as pb
-from tests.contract.live_server import LiveServer, People
+from tests.harness.live_server import LiveServer, People
 
 SECONDS = 30.0
 
@@ -43,7 +43,7 @@ def test_a_watcher_goes_on_where_it_was_when_the_server_is_back(people: People, 
     with LiveServer(people, tmp_path, port=port) as live:
         live.create_run("watched")
         process = subprocess.Popen(
-            [sys.executable, "-m", "services.cli.main", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [sys.executable, "-m", "fedrep_cli.main", *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         assert process.stdout is not None
         assert process.stderr is not None
@@ -69,5 +69,5 @@ def test_a_watcher_goes_on_where_it_was_when_the_server_is_back(people: People, 
 def test_a_server_that_was_never_there_is_not_waited_for(people: People) -> None:
     identity = str(people.folder / "viewer")
     command = ["run", "watch", "watched", "--server", f"localhost:{free_port()}", "--identity", identity]
-    process = subprocess.run([sys.executable, "-m", "services.cli.main", *command], capture_output=True, timeout=60)
+    process = subprocess.run([sys.executable, "-m", "fedrep_cli.main", *command], capture_output=True, timeout=60)
     assert process.returncode == 3

@@ -15,9 +15,9 @@ from fedrep.errors import StoreUnavailableError
 from fedrep.protocol.manifests import SiloName
 from fedrep.wire.v1 import federation_pb2 as pb
 from fedrep.wire.v1.federation_pb2_grpc import FederationServiceStub
-from services.runtime.run_config import DeadlineConfig, StopConfig
-from services.runtime.tls import channel_options, client_channel_credentials
-from tests.contract.live_server import (
+from fedrep_runtime.run_config import DeadlineConfig, StopConfig
+from fedrep_runtime.tls import channel_options, client_channel_credentials
+from tests.harness.live_server import (
     PARAMETERS,
     SILOS,
     STEP,
@@ -29,7 +29,7 @@ from tests.contract.live_server import (
     wait_for_round,
     wait_until,
 )
-from tests.contract.mini_client import play_round
+from tests.harness.mini_client import play_round
 
 
 def kinds(server: LiveServer, run: str) -> list[str]:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from services.runtime.run_config import RunConfig
-from services.server.closing import RunState
-from services.server.config import ServerSettings
-from services.server.metrics import ServerMetrics
+from fedrep_runtime.run_config import RunConfig
+from fedrep_server.config import ServerSettings
+from fedrep_server.operations.metrics import ServerMetrics
+from fedrep_server.rounds.closing import RunState
 
 REPOSITORY = Path(__file__).parents[2]
 GUIDE = (REPOSITORY / "docs" / "server.md").read_text()

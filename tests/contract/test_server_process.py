@@ -22,17 +22,17 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from fedrep.protocol.model_state import model_hash
 from fedrep.wire.v1 import federation_pb2 as pb
 from fedrep.wire.v1 import observer_pb2
-from services.cli.main import main
-from services.cli.processes import free_port
-from services.runtime.files import lock_folder
-from services.runtime.observer_client import ObserverClient
-from services.runtime.run_config import AggregatorConfig, DeadlineConfig, RunConfig, sign_run
-from services.runtime.settings import load_settings
-from services.runtime.tls import channel_options, client_channel_credentials
-from services.server.config import ServerSettings
-from services.server.store import open_store
-from tests.contract.live_server import PARAMETERS, SILOS, STEP, LiveServer, People, stage, wait_until
-from tests.contract.mini_client import SECONDS, MiniSilo, play_round
+from fedrep_cli.main import main
+from fedrep_cli.processes import free_port
+from fedrep_runtime.files import lock_folder
+from fedrep_runtime.observer_client import ObserverClient
+from fedrep_runtime.run_config import AggregatorConfig, DeadlineConfig, RunConfig, sign_run
+from fedrep_runtime.settings import load_settings
+from fedrep_runtime.tls import channel_options, client_channel_credentials
+from fedrep_server.config import ServerSettings
+from fedrep_server.store import open_store
+from tests.harness.live_server import PARAMETERS, SILOS, STEP, LiveServer, People, stage, wait_until
+from tests.harness.mini_client import SECONDS, MiniSilo, play_round
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -54,7 +54,7 @@ class ServerProcess:
 
     def start(self) -> None:
         environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-        command = [sys.executable, "-m", "services.cli.main", "server", "--config", str(self.config)]
+        command = [sys.executable, "-m", "fedrep_cli.main", "server", "--config", str(self.config)]
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(command, cwd=REPOSITORY, env=environment, stdout=log, stderr=log)
         wait_until(lambda: self.health() == health_pb2.HealthCheckResponse.SERVING, 30)

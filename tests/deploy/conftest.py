@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.services.store_fixtures import new_postgres_url, postgres_uri
+from tests.harness.store_fixtures import new_postgres_url, postgres_uri
 
 __all__ = ["new_postgres_url", "postgres_uri"]

@@ -14,10 +14,10 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from services.cli.processes import free_port
-from services.cli.settings_file import toml_document
-from tests.services.federation import Federation
-from tests.services.processes import RunningProcess, start_process
+from fedrep_cli.processes import free_port
+from fedrep_cli.settings_file import toml_document
+from tests.harness.federation import Federation
+from tests.harness.processes import RunningProcess, start_process
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Connect = Callable[[], Awaitable[Streams]]
@@ -74,7 +74,7 @@ class Replicas:
         config, log = self.federation.folder / f"{name}.toml", self.federation.folder / f"{name}.log"
         config.write_text(toml_document(settings | changes))
         off = {"FEDREP_SERVER__METRICS_PORT": str(free_port())}
-        process = start_process(["-m", "services.cli.main", "server", "--config", str(config)], log, off)
+        process = start_process(["-m", "fedrep_cli.main", "server", "--config", str(config)], log, off)
         replica = Replica(process, port, health_port, log)
         self.started.append(replica)
         return replica

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from fedrep.wire.v1 import observer_pb2 as pb
-from services.cli.main import main
-from services.cli.settings_file import toml_document
-from tests.services.federation import Federation
-from tests.services.processes import run_scenario
-from tests.services.store_fixtures import NewUrl
+from fedrep_cli.main import main
+from fedrep_cli.settings_file import toml_document
+from tests.harness.federation import Federation
+from tests.harness.processes import run_scenario
+from tests.harness.store_fixtures import NewUrl
 
 SILOS = 4
 

@@ -14,9 +14,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from fedrep.errors import CryptoError
-from services.identity.authority import CertificateAuthority
-from services.identity.certificates import Credentials, Role
-from services.identity.keyfile import unseal_key
+from fedrep_identity.authority import CertificateAuthority
+from fedrep_identity.certificates import Credentials, Role
+from fedrep_identity.keyfile import unseal_key
 from tests.deploy.chart import case, one
 
 PASSPHRASE = "a passphrase for tests"

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from services.identity.authority import CertificateAuthority, issue_credentials
-from services.identity.certificates import Identity, Role
+from fedrep_identity.authority import CertificateAuthority, issue_credentials
+from fedrep_identity.certificates import Identity, Role
 from tests.deploy.chart import MATRIX, REPOSITORY, Manifest, case, one, render
 
-FEDREP = [sys.executable, "-m", "services.cli.main"]
+FEDREP = [sys.executable, "-m", "fedrep_cli.main"]
 
 
 @pytest.fixture(scope="module")

@@ -16,13 +16,13 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from dashboard.settings import DashboardSettings
-from services.cli.processes import free_port
-from services.client.config import ClientSettings
-from services.runtime.settings import load_settings
-from services.server.config import ServerSettings
+from fedrep_cli.processes import free_port
+from fedrep_dashboard.settings import DashboardSettings
+from fedrep_runtime.settings import load_settings
+from fedrep_server.config import ServerSettings
+from fedrep_silo.config import ClientSettings
 from tests.deploy.chart import REPOSITORY
-from tests.services.processes import run_scenario, start_process
+from tests.harness.processes import run_scenario, start_process
 
 DEPLOY = REPOSITORY / "deploy"
 SETTINGS: dict[str, type[BaseModel]] = {"server": ServerSettings, "dashboard": DashboardSettings, "client": ClientSettings}
@@ -130,7 +130,7 @@ def test_the_federation_of_the_compose_file_plays_its_run(compose: dict[str, Any
         return {f"FEDREP_CLIENT__{key}": value for key, value in here.items()} | own
 
     async def scenario() -> None:
-        fedrep = ["-m", "services.cli.main"]
+        fedrep = ["-m", "fedrep_cli.main"]
         server = start_process(
             [*fedrep, "server", "--config", str(config / "server.toml")], tmp_path / "server.log", moved("server")
         )

@@ -14,17 +14,17 @@ import pytest
 
 from fedrep.protocol.model_state import model_hash
 from fedrep.wire.v1 import observer_pb2 as pb
-from services.cli.main import CANNOT_CONNECT, OK, main
-from services.cli.processes import free_port
-from services.client.daemon import SiloDaemon
-from services.server.high_availability import LOST_LEAD
-from services.server.leadership import LEADER_LOCK
-from services.server.model_store import open_model_store
-from services.server.store import open_store
+from fedrep_cli.main import CANNOT_CONNECT, OK, main
+from fedrep_cli.processes import free_port
+from fedrep_server.operations.high_availability import LOST_LEAD
+from fedrep_server.operations.leadership import LEADER_LOCK
+from fedrep_server.rounds.model_store import open_model_store
+from fedrep_server.store import open_store
+from fedrep_silo.daemon import SiloDaemon
 from tests.deploy.replicas import Relay, Replica, Replicas
-from tests.services.federation import Federation, StubTrainer
-from tests.services.processes import run_scenario
-from tests.services.store_fixtures import NewUrl
+from tests.harness.federation import Federation, StubTrainer
+from tests.harness.processes import run_scenario
+from tests.harness.store_fixtures import NewUrl
 
 SILOS = 4
 ROUNDS = 12

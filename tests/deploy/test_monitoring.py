@@ -16,11 +16,11 @@ import yaml
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from dashboard.metrics import Metrics
-from services.server.metrics import ServerMetrics
+from fedrep_dashboard.metrics import Metrics
+from fedrep_server.operations.metrics import ServerMetrics
 from tests.deploy.chart import REPOSITORY
-from tests.services.federation import Federation
-from tests.services.processes import run_scenario
+from tests.harness.federation import Federation
+from tests.harness.processes import run_scenario
 
 ALERTS = REPOSITORY / "deploy" / "prometheus" / "alerts.yaml"
 GRAFANA = REPOSITORY / "deploy" / "grafana" / "fedrep.json"

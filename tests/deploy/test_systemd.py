@@ -5,9 +5,9 @@ from __future__ import annotations
 import configparser
 import shlex
 
-from services.cli import main as cli
-from services.cli.client import LEAVE_SECONDS
-from services.client.config import ClientSettings
+from fedrep_cli import main as cli
+from fedrep_cli.client import LEAVE_SECONDS
+from fedrep_silo.config import ClientSettings
 from tests.deploy.chart import REPOSITORY
 
 

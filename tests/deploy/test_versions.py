@@ -9,10 +9,10 @@ from typing import Any
 import grpc
 import pytest
 
-from services.runtime.status import reason_of
-from services.runtime.tls import channel_options, client_channel_credentials
-from tests.services.federation import Federation
-from tests.services.processes import run_scenario
+from fedrep_runtime.status import reason_of
+from fedrep_runtime.tls import channel_options, client_channel_credentials
+from tests.harness.federation import Federation
+from tests.harness.processes import run_scenario
 
 
 @pytest.mark.parametrize(("version", "advice"), [(0, "Upgrade your fedrep"), (2, "Upgrade the server")])

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from services.identity.authority import CertificateAuthority, issue_credentials
-from services.identity.certificates import Identity, Role
+from fedrep_identity.authority import CertificateAuthority, issue_credentials
+from fedrep_identity.certificates import Identity, Role
 from tests.deploy.chart import Manifest, one, render
 from tests.images.containers import BASE, Builder, Container, why_not
 

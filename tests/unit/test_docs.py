@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.cli.main import COMMANDS
+from fedrep_cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])

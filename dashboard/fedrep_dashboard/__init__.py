@@ -1,0 +1,1 @@
+"""The admins' dashboard: observer feed to REST, streams and pages."""

@@ -1,0 +1,161 @@
+"""Protobuf from the server into the shapes of the REST interface."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from fedrep import privacy
+from fedrep.wire.v1 import federation_pb2, observer_pb2
+from fedrep_dashboard import schema
+
+
+def run_of(item: observer_pb2.RunSummary, alerts: int = 0, last_alert: str = "") -> schema.Run:
+    return schema.Run(
+        name=item.name,
+        hash=item.run.hex(),
+        state=item.state,
+        state_reason=item.state_reason,
+        created_at=item.created_at,
+        round=item.round,
+        rounds_planned=item.rounds_planned,
+        rounds_applied=item.rounds_applied,
+        rounds_skipped=item.rounds_skipped,
+        model_version=item.model_version,
+        accuracy=optional(item, "accuracy"),
+        best_accuracy=optional(item, "best_accuracy"),
+        loss=optional(item, "loss"),
+        bytes_up=item.bytes_up,
+        bytes_down=item.bytes_down,
+        epsilon_total=optional(item, "epsilon_total"),
+        epsilon_budget=optional(item, "epsilon_budget"),
+        silos_present=item.silos_present,
+        silos_allowed=item.silos_allowed,
+        aggregator=item.aggregator,
+        drills=item.drills,
+        alerts=alerts,
+        last_alert=last_alert,
+    )
+
+
+def silo_of(item: observer_pb2.SiloStatus) -> schema.Silo:
+    return schema.Silo(
+        name=item.name,
+        state=item.state,
+        last_seen=item.last_seen or None,
+        software_version=item.software_version,
+        bytes_up=item.bytes_up,
+        bytes_down=item.bytes_down,
+        certificate_expires=item.certificate_expires or None,
+        strikes=item.strikes,
+        back_in_round=item.back_in_round or None,
+        epsilon_total=optional(item, "epsilon_total"),
+        epsilon_budget=optional(item, "epsilon_budget"),
+        drill=item.drill,
+        problem=item.problem,
+        given_up=item.given_up,
+    )
+
+
+def event_of(item: observer_pb2.Event) -> schema.EventRow:
+    return schema.EventRow(
+        position=item.position,
+        at=item.at,
+        kind=item.kind,
+        severity=item.severity,
+        round=item.round,
+        silo=item.silo,
+        text=item.text,
+    )
+
+
+def settings_of(manifest: federation_pb2.RunManifest) -> dict[str, Any]:
+    return {
+        "silos": list(manifest.silos),
+        "parameters": manifest.parameters,
+        "coordinates": manifest.coordinates,
+        "alpha": manifest.alpha,
+        "buffer_size": manifest.buffer_size,
+        "reshuffle_every": manifest.reshuffle_every,
+        "ring_bits": manifest.ring_bits,
+        "value_bits": manifest.value_bits,
+        "downlink_bits": manifest.downlink_bits,
+        "initial_range": manifest.initial_range,
+        "smallest_range": manifest.smallest_range,
+        "largest_range": manifest.largest_range,
+        "quorum": manifest.quorum,
+        "min_survivors": manifest.min_survivors,
+        "colluders": manifest.colluders,
+        "byzantine": manifest.byzantine,
+        "aggregator": manifest.aggregator,
+        "aggregator_settings": _json_object(manifest.aggregator_settings),
+        "rounds": manifest.rounds,
+        "deadlines": {
+            "propose": manifest.deadlines.propose,
+            "submit": manifest.deadlines.submit,
+            "confirm": manifest.deadlines.confirm,
+            "reveal": manifest.deadlines.reveal,
+        },
+        "drills": manifest.drills,
+    }
+
+
+def options_of(options: observer_pb2.RunOptions) -> dict[str, Any]:
+    return {
+        "evaluation_interval": options.evaluation_interval,
+        "target_accuracy": options.target_accuracy,
+        "epsilon_budget": options.epsilon_budget,
+        "keep_models": options.keep_models,
+    }
+
+
+def epsilon_of(run: schema.Run, rows_last: schema.RoundRow | None, option_budget: float) -> schema.Epsilon:
+    """The projection assumes that every further round costs what the last one did."""
+    budgets = [b for b in (run.epsilon_budget, option_budget) if b]
+    budget = min(budgets) if budgets else None
+    per_round = rows_last.epsilon if rows_last else None
+    total = run.epsilon_total
+    if total is None and rows_last is not None:
+        total = rows_last.epsilon_sum
+    ends = None
+    if budget is not None and per_round and total is not None:
+        ends = run.round + max(0, int((budget - total) / per_round + 1e-9))
+    return schema.Epsilon(
+        covers=privacy.COVERS,
+        per_round=per_round,
+        total=total,
+        budget=budget,
+        budget_ends_in_round=ends,
+        meaningful=total is not None and total <= privacy.TOO_LARGE_TO_MEAN_MUCH,
+    )
+
+
+def detail_of(
+    answer: observer_pb2.GetRunResponse, run: schema.Run, last_row: schema.RoundRow | None, last_event: int
+) -> schema.RunDetail:
+    return schema.RunDetail(
+        run=run,
+        phase=answer.phase,
+        open_round=answer.open_round,
+        last_event=last_event,
+        settings=settings_of(answer.manifest.manifest),
+        options=options_of(answer.options),
+        models=[
+            schema.Model(version=m.version, hash=m.model_hash.hex(), accuracy=optional(m, "accuracy"), size=m.size, best=m.best)
+            for m in answer.models
+        ],
+        epsilon=epsilon_of(run, last_row, answer.options.epsilon_budget),
+        dense_bytes_per_silo_round=answer.dense_bytes_per_silo_round,
+        signed_by=answer.manifest.admin,
+    )
+
+
+def optional(message: Any, field: str) -> float | None:
+    return float(getattr(message, field)) if message.HasField(field) else None
+
+
+def _json_object(text: str) -> Any:
+    try:
+        return json.loads(text) if text else {}
+    except ValueError:
+        return text

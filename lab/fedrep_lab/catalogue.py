@@ -1,0 +1,107 @@
+"""Experiments as TOML files: defaults, a grid, variants, and what each preset changes.
+
+`[cells]` holds what all cells share; `[grid]` gives lists, whose product is taken; `[[variants]]`, if there are any, are
+tables that are each combined with the whole grid. `[smoke]`, `[laptop]` and `[paper]` override these for a preset, and may
+have a `grid` and `variants` of their own. Presets themselves are in presets.toml.
+"""
+
+from __future__ import annotations
+
+import itertools
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from fedrep.errors import SettingsError
+from fedrep_lab.cell import Cell, cell_from
+
+FOLDER = Path(__file__).parent / "experiments"
+PRESETS_FILE = Path(__file__).parent / "presets.toml"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What is drawn: accuracy curves, or a metric over the values of a setting; one panel and line per value."""
+
+    kind: str = "curves"  # curves, points or table
+    panels: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ("method",)
+    x: str = ""
+    y: str = "best_accuracy"
+    log: bool = False
+
+
+@dataclass(frozen=True)
+class Experiment:
+    name: str
+    title: str
+    where: str  # in the paper, or what the paper leaves open
+    claim: str
+    verdict: str
+    figure: Figure
+    tables: Mapping[str, Any]
+
+    def cells(self, preset: str, changes: Mapping[str, Any] | None = None) -> list[Cell]:
+        """`changes` come from the command line and win over everything, grids included."""
+        presets = load_presets()
+        if preset not in presets:
+            raise SettingsError(f"There is no preset {preset!r}; choose {', '.join(presets)}.")
+        own = dict(self.tables.get(preset, {}))
+        grid = {**self.tables.get("grid", {}), **own.pop("grid", {})}
+        variants = own.pop("variants", None) or self.tables.get("variants") or [{}]
+        limits = presets[preset].get("limits", {})
+        shared = {**self.tables.get("cells", {}), **presets[preset].get("cells", {}), **own}
+        changes = dict(changes or {})
+        grid = {name: values for name, values in grid.items() if name not in changes}
+        found: dict[str, Cell] = {}
+        for variant in variants:
+            for point in itertools.product(*grid.values()):
+                settings = {**shared, **dict(zip(grid, point, strict=True)), **variant, **changes}
+                for name, most in limits.items():
+                    settings[name] = min(settings.get(name, getattr(Cell, name)), most)
+                cell = cell_from(settings, f"The experiment {self.name}")
+                found[cell.key()] = cell
+        return list(found.values())
+
+
+def load_presets() -> dict[str, Any]:
+    return _read(PRESETS_FILE)
+
+
+def experiment_names() -> list[str]:
+    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+
+
+def load_experiment(name: str) -> Experiment:
+    path = FOLDER / f"{name}.toml"
+    if not path.is_file():
+        close = get_close_matches(name, experiment_names(), n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise SettingsError(f"There is no experiment {name!r}.{hint} `fedrep lab list` shows them.")
+    return experiment_from(name, _read(path))
+
+
+def load_experiments(names: Sequence[str]) -> list[Experiment]:
+    chosen = experiment_names() if list(names) == ["all"] else list(names)
+    return [load_experiment(name) for name in chosen]
+
+
+def experiment_from(name: str, tables: Mapping[str, Any]) -> Experiment:
+    missing = [key for key in ("title", "where", "claim", "verdict") if key not in tables]
+    if missing:
+        raise SettingsError(f"The experiment {name} lacks {', '.join(missing)}.")
+    drawn = dict(tables.get("figure", {}))
+    for key in ("panels", "lines"):
+        if key in drawn:
+            drawn[key] = tuple(drawn[key])
+    return Experiment(name, tables["title"], tables["where"], tables["claim"], tables["verdict"], Figure(**drawn), tables)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"{path} is not valid TOML: {error}.") from error

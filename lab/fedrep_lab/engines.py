@@ -1,0 +1,147 @@
+"""Where cells run: in this process, in a pool of processes, or on a Ray cluster. The result of a cell is the same.
+
+A worker saves its cell itself, in one go, so whatever is finished stays finished when the run is interrupted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import multiprocessing
+import os
+import queue
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedrep.errors import SettingsError
+from fedrep_lab.cell import Cell
+from fedrep_lab.results import ResultFolder
+
+# key of the cell, rounds done, rounds in all; done = -1 says that the cell is finished
+Report = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Job:
+    experiment: str
+    preset: str
+    cell: Cell
+    folder: Path
+    data_dir: Path | None
+    device: str = "cpu"
+
+    @property
+    def key(self) -> str:
+        return self.cell.key()
+
+
+def work(job: Job, report: Report | None = None) -> str:
+    """Run one cell on one thread and save it."""
+    import torch
+
+    from fedrep_lab.leaks import MEASUREMENTS, measure
+    from fedrep_lab.simulation import play
+
+    torch.set_num_threads(1)
+    if job.cell.task in MEASUREMENTS:
+        outcome = measure(job.cell)
+    elif job.cell.task == "train":
+        tell = None if report is None else lambda done, total: report(job.key, done, total)
+        outcome = play(job.cell, job.data_dir, tell, job.device)
+    else:
+        raise SettingsError(f"There is no task {job.cell.task!r}; choose train, {', '.join(MEASUREMENTS)}.")
+    ResultFolder(job.folder).save(job.experiment, job.preset, job.cell, outcome)
+    return job.key
+
+
+def run_here(jobs: Iterable[Job], report: Report) -> None:
+    for job in jobs:
+        work(job, report)
+        report(job.key, -1, 0)
+
+
+def run_in_pool(jobs: Iterable[Job], report: Report, processes: int) -> None:
+    """Spawned, not forked: torch's threads do not survive a fork."""
+    context = multiprocessing.get_context("spawn")
+    told: Any = context.Queue()
+    with ProcessPoolExecutor(processes, context, initializer=_start_worker, initargs=(told,)) as pool:
+        waiting: set[Future[str]] = {pool.submit(_work_and_tell, job) for job in jobs}
+        try:
+            while waiting:
+                done, waiting = wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED)
+                for message in _drained(told):
+                    report(*message)
+                for future in done:
+                    report(future.result(), -1, 0)
+        except BaseException:
+            for future in waiting:
+                future.cancel()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def run_on_ray(jobs: Iterable[Job], report: Report, processes: int) -> None:
+    """Cells as Ray tasks of one CPU, or one GPU, each. On a cluster, `folder` and `data_dir` must be shared folders."""
+    with _ray(processes) as ray:
+        waiting = [
+            ray.remote(num_cpus=1, num_gpus=int(job.device.startswith("cuda")), max_retries=2)(work).remote(job) for job in jobs
+        ]
+        while waiting:
+            done, waiting = ray.wait(waiting, num_returns=1)
+            for reference in done:
+                report(ray.get(reference), -1, 0)
+
+
+@contextmanager
+def _ray(processes: int) -> Iterator[Any]:
+    """The cluster that RAY_ADDRESS names, or a local one that ends with the run."""
+    try:
+        ray = importlib.import_module("ray")
+    except ModuleNotFoundError as error:
+        raise SettingsError("The Ray engine needs the package ray: pip install 'fedrep[ray]', or use --engine local.") from error
+    mine = not ray.is_initialized()
+    if mine:
+        address = os.environ.get("RAY_ADDRESS")
+        settings: dict[str, Any] = {"address": address} if address else {"num_cpus": processes, "include_dashboard": False}
+        ray.init(log_to_driver=False, logging_level=logging.ERROR, **settings)
+    try:
+        yield ray
+    finally:
+        if mine:
+            ray.shutdown()
+
+
+_told: Any = None
+
+
+def _start_worker(told: Any) -> None:
+    global _told
+    _told = told
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends a worker at once; the parent says so for all
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A parent that was killed cannot stop its workers, which would go on with the cells they were handed."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _work_and_tell(job: Job) -> str:
+    return work(job, lambda key, done, total: _told.put((key, done, total)) if done % 10 == 0 else None)
+
+
+def _drained(told: Any) -> Iterator[tuple[str, int, int]]:
+    while True:
+        try:
+            yield told.get_nowait()
+        except queue.Empty:
+            return

@@ -1,0 +1,117 @@
+"""The figures: accuracy against epochs, as the paper draws them, or a number against a setting."""
+
+from __future__ import annotations
+
+import io
+import statistics
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from fedrep_lab.catalogue import Experiment
+from fedrep_lab.results import Result
+from fedrep_lab.scores import best_rate, grouped, label, shown, values_of, varying
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_PANEL_INCHES = (4.2, 3.2)
+_MOST_COLUMNS = 4
+AXES = {
+    "best_accuracy": "best top-1 accuracy",
+    "peak_largest_residual": "largest entry of the memory / typical update",
+    "alpha": "alpha",
+}
+
+
+def draw(experiment: Experiment, results: Sequence[Result]) -> bytes | None:
+    """A PNG, or None where the numbers are better read as a table."""
+    if experiment.figure.kind == "table" or not results:
+        return None
+    panels = _panels(experiment, results)
+    figure, axes = _sheet(len(panels))
+    for axis, (title, cells) in zip(axes, panels.items(), strict=False):
+        if experiment.figure.kind == "curves":
+            _curves(axis, experiment, cells, results)
+        else:
+            _points(axis, experiment, cells)
+        axis.set_title(title, fontsize=9)
+        axis.grid(visible=True, alpha=0.3)
+    for axis in axes[len(panels) :]:
+        axis.set_visible(False)
+    handles, names = axes[0].get_legend_handles_labels()
+    widest = 0.6 + 0.065 * max(len(name) for name in names)  # inches, at this size of letters
+    columns = max(1, min(len(names), int(figure.get_size_inches()[0] / widest)))
+    figure.legend(handles, names, loc="outside lower center", ncols=columns, fontsize=8, frameon=False)
+    return _png(figure)
+
+
+def _panels(experiment: Experiment, results: Sequence[Result]) -> dict[str, list[Result]]:
+    names = experiment.figure.panels
+    groups = grouped(results, lambda result: label(result, names) or experiment.title)
+    return dict(sorted(groups.items()))
+
+
+def _curves(axis: Axes, experiment: Experiment, cells: list[Result], everything: Sequence[Result]) -> None:
+    names = varying(everything, experiment.figure.lines) or list(experiment.figure.lines[:1])
+    lines = grouped(cells, lambda result: label(result, names))
+    for text, members in sorted(lines.items()):
+        chosen = best_rate(members)
+        epochs = [point["epoch"] for point in chosen[0].history]
+        by_epoch = list(zip(*(_accuracies(one, len(epochs)) for one in chosen), strict=True))
+        (line,) = axis.plot(epochs, [statistics.fmean(values) for values in by_epoch], label=text, linewidth=1.2)
+        if len(chosen) > 1:  # from the worst to the best seed
+            lowest, highest = [min(values) for values in by_epoch], [max(values) for values in by_epoch]
+            axis.fill_between(epochs, lowest, highest, color=line.get_color(), alpha=0.15, linewidth=0)
+    axis.set_xlabel("epochs", fontsize=8)
+    axis.set_ylabel("top-1 accuracy", fontsize=8)
+    axis.tick_params(labelsize=8)
+
+
+def _accuracies(result: Result, length: int) -> list[float]:
+    """Training that left the finite numbers ended early; its last accuracy stands for the rest."""
+    found = [float(point["accuracy"]) for point in result.history][:length]
+    return found + [found[-1]] * (length - len(found))
+
+
+def _points(axis: Axes, experiment: Experiment, cells: list[Result]) -> None:
+    drawn = experiment.figure
+    places = values_of(cells, drawn.x)
+    positions: dict[str, float] = {str(place): float(number) for number, place in enumerate(places)}
+    for text, members in sorted(grouped(cells, lambda result: label(result, drawn.lines)).items()):
+        by_place = grouped(members, lambda result: str(getattr(result.cell, drawn.x)))
+        xs = [positions[place] for place in positions if place in by_place]
+        ys = [
+            statistics.fmean(float(one.metrics[drawn.y]) for one in best_rate(by_place[place]))
+            for place in positions
+            if place in by_place
+        ]
+        axis.plot(xs, ys, marker="o", label=text, linewidth=1.0, markersize=4)
+    axis.set_xticks(list(positions.values()), list(positions), rotation=30 if len(str(places[-1])) > 5 else 0, fontsize=8)
+    axis.set_xlabel(AXES.get(drawn.x, shown(drawn.x, "").split(" = ")[0]), fontsize=8)
+    axis.set_ylabel(AXES.get(drawn.y, drawn.y), fontsize=8)
+    axis.tick_params(labelsize=8)
+
+
+def _sheet(count: int) -> tuple[Figure, list[Any]]:
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    columns = min(count, _MOST_COLUMNS)
+    rows = -(-count // columns)
+    # A single panel is widened, so that its legend does not outgrow it.
+    size = (_PANEL_INCHES[0] * max(columns, 1.7), _PANEL_INCHES[1] * rows + 0.6)
+    figure, axes = pyplot.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
+    return figure, list(axes.flat)
+
+
+def _png(figure: Figure) -> bytes:
+    from matplotlib import pyplot
+
+    data = io.BytesIO()
+    # No date or version in the file: the same numbers give the same bytes.
+    figure.savefig(data, format="png", dpi=80, metadata={"Software": None})
+    pyplot.close(figure)
+    return data.getvalue()

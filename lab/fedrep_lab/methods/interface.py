@@ -1,0 +1,114 @@
+"""What a method is to the simulation: it takes everybody's local updates and gives the step of the global model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrep import buffers
+from fedrep.aggregators import Aggregate, ConfiguredRule, build_rule
+from fedrep.sparsify import Coordinates
+from fedrep_lab.adversary import Adversary
+from fedrep_lab.cell import Cell
+
+Matrix = NDArray[np.float32]
+Vector = NDArray[np.float32]
+
+# Streams of random numbers, apart by purpose, so that one cannot shift another.
+PROPOSE, ORDER, ROUND_UP, DROP, ATTACK, METHOD = range(5, 11)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a method is built from."""
+
+    cell: Cell
+    parameters: int
+    samples: NDArray[np.int64]
+    adversary: Adversary
+
+    def rng(self, *parts: int) -> np.random.Generator:
+        return np.random.default_rng([self.cell.seed, *parts])
+
+
+@dataclass(frozen=True)
+class Step:
+    """w <- w - G. `indices` is None where G is dense."""
+
+    values: Vector
+    indices: Coordinates | None = None
+    transmitted: float = 0.0  # coordinates whose value one silo sends
+    received: float = 0.0  # coordinates whose value comes back
+    kept: float = 1.0  # mean over honest silos of |C(g)|^2 / |g|^2
+    notes: tuple[str, ...] = ()
+    measures: dict[str, float] = field(default_factory=dict)
+
+
+class Method(Protocol):
+    """`view` says what the server sees of a silo's values, for the measured Table 1."""
+
+    view: ClassVar[str]
+
+    def __init__(self, setting: Setting) -> None: ...
+
+    def step(self, updates: Matrix, round_number: int) -> Step:
+        """`updates` may be changed in place; rounds count from 1."""
+        ...
+
+
+def rule_of(cell: Cell) -> ConfiguredRule:
+    return build_rule(cell.rule, dict(cell.rule_settings), list(cell.pre))
+
+
+def tolerated(f: int, rows: int) -> int:
+    """f' of the service: never more than a minority of the rows that were opened."""
+    return min(f, (rows - 1) // 2)
+
+
+def buffer_groups(setting: Setting, round_number: int) -> list[NDArray[np.int64]]:
+    """Who shares a buffer in this round, as positions of silos."""
+    cell = setting.cell
+    draw = 1 if cell.reshuffle_every == 0 else (round_number - 1) // cell.reshuffle_every + 1
+    names = buffers.shuffle((silo_name(silo) for silo in range(cell.m)), setting.rng(ORDER, draw))
+    return [np.array([int(name[-4:]) for name in group]) for group in buffers.cut(names, cell.s)]
+
+
+def silo_name(silo: int) -> str:
+    return f"silo-{silo:04d}"
+
+
+def group_means(values: Matrix, groups: list[NDArray[np.int64]]) -> Matrix:
+    return np.stack([values[group].mean(axis=0) for group in groups]).astype(np.float32, copy=False)
+
+
+@dataclass(frozen=True)
+class BufferedRule:
+    """What the server does with everybody's values in one round: means over buffers, then the rule over the means."""
+
+    rule: ConfiguredRule
+    groups: list[NDArray[np.int64]]
+    setting: Setting
+    round_number: int
+
+    def aggregate(self, values: Matrix) -> Aggregate:
+        f = tolerated(self.setting.cell.f, len(self.groups))
+        rng = self.setting.rng(METHOD, self.round_number)
+        weights = [group.size for group in self.groups]  # taken by the mean only
+        return self.rule(group_means(values, self.groups), byzantine_count=f, weights=weights, rng=rng)
+
+    def vector(self, values: Matrix) -> Vector:
+        return self.aggregate(values).vector
+
+    def under_attack(self, values: Matrix) -> Aggregate:
+        """With the attackers' rows replaced; they know the rule and the buffers of this round."""
+        return self.aggregate(self.setting.adversary.forge(values, self.vector))
+
+
+def energy_kept(full: Matrix, kept: Any, honest: int) -> float:
+    """Mean over honest silos of |C(g)|^2 / |g|^2: d'-contraction asks for at least d'/d."""
+    before = np.einsum("ij,ij->i", full[:honest], full[:honest], dtype=np.float64)
+    after = np.asarray(kept, dtype=np.float64)
+    return float(np.mean(after / np.maximum(before, np.finfo(np.float64).tiny)))

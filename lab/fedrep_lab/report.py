@@ -1,0 +1,118 @@
+"""What the lab found, on one page: each figure beside the paper's claim, the verdict, and the numbers behind it.
+
+The HTML page has everything inside; the Markdown folder holds the same as a page, PNG files and CSV tables, for a repository.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from fedrep.errors import NotFoundError
+from fedrep_lab.catalogue import Experiment, load_experiments, load_presets
+from fedrep_lab.figures import draw
+from fedrep_lab.results import Result, ResultFolder, tables_of
+from fedrep_lab.scores import values_of
+from fedrep_lab.verdicts import Verdict, judge
+from fedrep_runtime.files import write_atomically
+
+_SIZES = ("paper", "laptop", "smoke")
+# What is said of every experiment, from its cells; the rest of the settings is in the CSV files.
+_STATED = ("dataset", "model", "m", "f", "s", "rounds", "interval", "beta", "rate", "seed", "rule")
+
+
+@dataclass(frozen=True)
+class Section:
+    experiment: Experiment
+    results: Sequence[Result]
+    verdict: Verdict
+    figure: bytes | None
+
+    @property
+    def picture(self) -> str:
+        return base64.b64encode(self.figure or b"").decode()
+
+    @property
+    def columns(self) -> list[str]:
+        return list(dict.fromkeys(name for row in self.verdict.rows for name in row))
+
+    @property
+    def settings(self) -> str:
+        """What was run, from the cells themselves and not from the preset."""
+        parts = []
+        for name in _STATED:
+            values = values_of(self.results, name)
+            if values:
+                parts.append(f"{name} {', '.join(map(str, values))}")
+        return "; ".join(parts)
+
+    @property
+    def cpu_minutes(self) -> float:
+        return sum(result.cpu_seconds for result in self.results) / 60
+
+    @property
+    def inactive(self) -> float:
+        """The share of rounds in which the rule had no effect, so that it was the plain mean."""
+        found = [float(result.metrics["rule_inactive"]) for result in self.results if "rule_inactive" in result.metrics]
+        return max(found, default=0.0)
+
+    @property
+    def diverged(self) -> int:
+        return sum(bool(result.metrics.get("diverged")) for result in self.results)
+
+
+def write_report(folder: Path, preset: str | None, page: Path, markdown: Path | None = None) -> dict[str, Any]:
+    results = ResultFolder(folder)
+    present = results.presets()
+    chosen = preset or next((name for name in _SIZES if name in present), None)
+    if chosen is None or chosen not in present:
+        wanted = f"of the preset {preset}" if preset else "at all"
+        raise NotFoundError(f"There are no results {wanted} in {folder}; `fedrep lab run all --out {folder}` makes some.")
+    sections = [_section(experiment, chosen, results) for experiment in load_experiments(["all"])]
+    run = [section for section in sections if section.results]
+    facts = {
+        "preset": chosen,
+        "about": load_presets()[chosen]["about"],
+        "sections": sections,
+        "cells": sum(len(section.results) for section in sections),
+        "cpu_minutes": sum(section.cpu_minutes for section in sections),
+        "codes": sorted({tuple(sorted(result.code.items())) for section in run for result in section.results}),
+    }
+    templates = Environment(
+        loader=PackageLoader("lab", "templates"),
+        undefined=StrictUndefined,
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    page.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(page, templates.get_template("report.html").render(facts).encode(), mode=0o644)
+    if markdown is not None:
+        _write_markdown(markdown, templates, facts, run)
+    verdicts = [
+        {"experiment": section.experiment.name, "status": section.verdict.status, "sentence": section.verdict.sentence}
+        for section in sections
+    ]
+    return {"preset": chosen, "cells": facts["cells"], "page": str(page), "verdicts": verdicts}
+
+
+def _section(experiment: Experiment, preset: str, folder: ResultFolder) -> Section:
+    results = sorted(folder.load(experiment.name, preset), key=lambda result: result.cell.key())
+    return Section(experiment, results, judge(experiment.verdict, preset, results), draw(experiment, results))
+
+
+def _write_markdown(folder: Path, templates: Environment, facts: dict[str, Any], sections: Sequence[Section]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for section in sections:
+        if section.figure is not None:
+            write_atomically(folder / f"{section.experiment.name}.png", section.figure, mode=0o644)
+        for name, text in tables_of(section.experiment.name, section.results).items():
+            write_atomically(folder / name, text.encode(), mode=0o644)
+    plain = templates.overlay(autoescape=False)
+    write_atomically(folder / "verdicts.md", plain.get_template("verdicts.md.j2").render(facts).encode(), mode=0o644)

@@ -1,0 +1,101 @@
+"""Reading finished cells: which belong together, and what a group of them comes to.
+
+A score is the mean over seeds at the best of the tried rates (and settings of the method), as the paper chooses its rates.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from fedrep_lab.results import Result
+
+
+def select(results: Iterable[Result], **settings: Any) -> list[Result]:
+    return [result for result in results if all(_same(getattr(result.cell, name), value) for name, value in settings.items())]
+
+
+def score(results: Iterable[Result], metric: str = "best_accuracy", **settings: Any) -> float | None:
+    """None if no such cell has been run."""
+    best = best_rate(select(results, **settings))
+    return statistics.fmean(float(result.metrics[metric]) for result in best) if best else None
+
+
+def spread(results: Iterable[Result], metric: str = "best_accuracy", **settings: Any) -> float:
+    """The standard deviation over seeds; zero where there is only one."""
+    values = [float(result.metrics[metric]) for result in best_rate(select(results, **settings))]
+    return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def best_rate(results: Sequence[Result]) -> list[Result]:
+    """All seeds of the rate, and of the method's own settings, with the best mean accuracy."""
+    tried = grouped(results, lambda result: json.dumps([result.cell.rate, _plain(result.cell.method_settings)]))
+    if len(tried) < 2:
+        return list(results)
+    return max(tried.values(), key=lambda group: statistics.fmean(float(one.metrics["best_accuracy"]) for one in group))
+
+
+def values_of(results: Iterable[Result], name: str) -> list[Any]:
+    """The distinct values of a setting, in order."""
+    found = {json.dumps(_plain(getattr(result.cell, name))): _plain(getattr(result.cell, name)) for result in results}
+    return sorted(found.values(), key=_order)
+
+
+def varying(results: Sequence[Result], names: Sequence[str]) -> list[str]:
+    return [name for name in names if len(values_of(results, name)) > 1]
+
+
+def label(result: Result, names: Sequence[str]) -> str:
+    return ", ".join(text for name in names if (text := shown(name, getattr(result.cell, name))))
+
+
+def shown(name: str, value: Any) -> str:
+    value = _plain(value)
+    if name == "method":
+        return METHOD_NAMES.get(value, str(value))
+    if isinstance(value, dict):
+        return ", ".join(f"{key} = {item}" for key, item in value.items())
+    if isinstance(value, list):
+        return f"{name} = {' + '.join(map(str, value)) or 'none'}"
+    return f"{SYMBOLS.get(name, name)} = {value}"
+
+
+METHOD_NAMES = {
+    "fedrep": "FedREP",
+    "rcgd_ef": "RCGD-EF",
+    "share": "SHARE",
+    "sparse_secagg": "SparseSecAgg",
+    "f2ed": "F2ed-Learning",
+    "fedavg": "FedAvg",
+    "dense_mean": "dense mean",
+    "central": "central training",
+    "clt_k": "CLT-K",
+}
+SYMBOLS = {
+    "ratio": "K/d",
+    "interval": "I",
+    "ring_bits": "ring bits",
+    "coordinate_attack": "coordinates",
+    "dirichlet_alpha": "Dirichlet",
+}
+
+
+def grouped(results: Sequence[Result], key: Callable[[Result], str]) -> dict[str, list[Result]]:
+    groups: dict[str, list[Result]] = {}
+    for result in results:
+        groups.setdefault(key(result), []).append(result)
+    return groups
+
+
+def _same(left: Any, right: Any) -> bool:
+    return bool(_plain(left) == _plain(right))
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else dict(value) if hasattr(value, "items") else value
+
+
+def _order(value: Any) -> tuple[int, Any]:
+    return (0, value) if isinstance(value, int | float) else (1, json.dumps(value))

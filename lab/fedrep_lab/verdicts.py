@@ -1,0 +1,359 @@
+"""The paper's claims as tests on numbers: holds, does not hold, or not tested at this scale.
+
+"Comparable", "little" and "almost no" are read as within two points of accuracy, or within twice the spread over seeds
+where that is more; "clearly better" and "falls" as more than two points. Every verdict comes with the numbers it rests on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedrep.theory import consensus_dimension
+from fedrep_lab.methods import METHODS
+from fedrep_lab.results import Result
+from fedrep_lab.scores import METHOD_NAMES, score, select, spread, values_of
+
+HOLDS = "holds"
+FAILS = "does not hold"
+UNTESTED = "not tested at this scale"
+MARGIN = 0.02
+CALM_ALPHA = 0.95
+
+
+@dataclass(frozen=True)
+class Verdict:
+    status: str
+    sentence: str
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One comparison: what was compared, the numbers, and whether it came out as claimed."""
+
+    what: str
+    left: float
+    right: float
+    margin: float
+    as_claimed: bool
+
+    def row(self) -> dict[str, Any]:
+        return {
+            "comparison": self.what,
+            "left": round(self.left, 4),
+            "right": round(self.right, 4),
+            "difference": round(self.left - self.right, 4),
+            "margin": round(self.margin, 4),
+            "as claimed": "yes" if self.as_claimed else "no",
+        }
+
+
+class Checks:
+    """Comparisons of scores; those whose cells have not been run are left out and counted."""
+
+    def __init__(self, results: Sequence[Result]) -> None:
+        self._results = results
+        self.done: list[Check] = []
+        self.missing = 0
+
+    def compare(self, what: str, left: dict[str, Any], right: dict[str, Any], claim: str, metric: str = "best_accuracy") -> None:
+        """`claim` is what left should be to right: similar, above, or not_below."""
+        first, second = score(self._results, metric, **left), score(self._results, metric, **right)
+        if first is None or second is None:
+            self.missing += 1
+            return
+        noise = 2 * max(spread(self._results, metric, **left), spread(self._results, metric, **right))
+        margin = max(MARGIN, noise)
+        outcome = {
+            "similar": abs(first - second) <= margin,
+            "above": first - second > margin,
+            "higher": first > second,
+            "not_below": second - first <= margin,
+        }[claim]
+        self.done.append(Check(what, first, second, 0.0 if claim == "higher" else margin, outcome))
+
+    def verdict(self) -> Verdict:
+        if not self.done:
+            return Verdict(UNTESTED, "The cells that this claim needs have not been run.")
+        failed = [check for check in self.done if not check.as_claimed]
+        seeds = len(values_of(self._results, "seed"))
+        basis = f"{len(self.done)} comparisons, {seeds} seed{'s' if seeds > 1 else ''}"
+        if self.missing:
+            basis += f", {self.missing} more need cells that were not run"
+        rows = [check.row() for check in self.done]
+        if not failed:
+            return Verdict(HOLDS, f"All as claimed ({basis}).", rows)
+        worst = max(failed, key=lambda check: abs(check.left - check.right))
+        return Verdict(
+            FAILS,
+            f"{len(failed)} of {len(self.done)} not as claimed ({basis}); most of all {worst.what}: "
+            f"{worst.left:.3f} against {worst.right:.3f}.",
+            rows,
+        )
+
+
+def with_traffic(results: Sequence[Result], found: Verdict) -> Verdict:
+    """Realised shares of the coordinates whose values travel, which a claim of equal Gamma rests on."""
+    rows = []
+    for method in values_of(results, "method"):
+        for ratio in values_of(select(results, method=method), "ratio"):
+            up = score(results, "gamma", method=method, ratio=ratio)
+            down = score(results, "gamma_down", method=method, ratio=ratio)
+            if up is not None and down is not None:
+                name = METHOD_NAMES[method] if method == "share" else f"{METHOD_NAMES[method]}, K/d = {ratio}"
+                rows.append(
+                    {
+                        "comparison": f"{name}: share of values sent up, and received",
+                        "left": round(up, 4),
+                        "right": round(down, 4),
+                    }
+                )
+    return Verdict(found.status, found.sentence, [*found.rows, *rows])
+
+
+def alpha(results: Sequence[Result]) -> Verdict:
+    checks = Checks(results)
+    for attack in values_of(results, "attack"):
+        for value in values_of(results, "alpha"):
+            if 0 < value <= CALM_ALPHA:
+                right = {"attack": attack, "alpha": 0.0}
+                checks.compare(f"{attack}: alpha = {value} and 0", {"attack": attack, "alpha": value}, right, "similar")
+        calm, one = {"attack": attack, "alpha": CALM_ALPHA}, {"attack": attack, "alpha": 1.0}
+        checks.compare(f"{attack}: alpha = {CALM_ALPHA} above 1", calm, one, "above")
+    return checks.verdict()
+
+
+def rcgd_ef(results: Sequence[Result]) -> Verdict:
+    checks = Checks(results)
+    for attack in values_of(results, "attack"):
+        for beta in values_of(select(results, method="rcgd_ef"), "beta"):
+            ours, rival = {"method": "fedrep", "attack": attack}, {"method": "rcgd_ef", "attack": attack, "beta": beta}
+            claim = "above" if attack == "alie" else "not_below"
+            checks.compare(f"{attack}: FedREP and RCGD-EF (beta = {beta})", ours, rival, claim)
+    return with_traffic(results, checks.verdict())
+
+
+def coordinates(results: Sequence[Result]) -> Verdict:
+    checks = Checks(results)
+    for attack in values_of(results, "attack"):
+        for lie in values_of(results, "coordinate_attack"):
+            if lie != "none":
+                right = {"attack": attack, "coordinate_attack": "none"}
+                checks.compare(f"{attack}: {lie} and honest", {"attack": attack, "coordinate_attack": lie}, right, "similar")
+    return checks.verdict()
+
+
+def momentum(results: Sequence[Result]) -> Verdict:
+    checks = Checks(results)
+    for rule in values_of(results, "rule"):
+        checks.compare(f"{rule}: beta = 0.9 and 0", {"rule": rule, "beta": 0.9}, {"rule": rule, "beta": 0.0}, "higher")
+    return checks.verdict()
+
+
+def sparse_secagg(results: Sequence[Result]) -> Verdict:
+    checks = Checks(results)
+    for ratio in values_of(results, "ratio"):
+        for size in values_of(select(results, method="fedrep"), "s"):
+            ours, rival = {"method": "fedrep", "ratio": ratio, "s": size}, {"method": "sparse_secagg", "ratio": ratio}
+            checks.compare(f"Gamma <= {ratio}: FedREP with s = {size} and the best SparseSecAgg", ours, rival, "above")
+    return with_traffic(results, checks.verdict())
+
+
+def share(results: Sequence[Result]) -> Verdict:
+    checks = Checks(results)
+    for attack in values_of(results, "attack"):
+        for ratio in values_of(select(results, method="fedrep"), "ratio"):
+            ours, rival = {"method": "fedrep", "attack": attack, "ratio": ratio}, {"method": "share", "attack": attack}
+            gamma = score(results, "gamma", **ours)
+            claim = "higher" if attack == "alie" else "not_below"
+            what = f"{attack}: FedREP at Gamma = {gamma:.3f} and SHARE" if gamma is not None else attack
+            checks.compare(what, ours, rival, claim)
+    return with_traffic(results, checks.verdict())
+
+
+def clt_k(results: Sequence[Result]) -> Verdict:
+    """The least share of |g|^2 that a round kept, against the d'_cons / d that Proposition 2 promises."""
+    rows: list[dict[str, Any]] = []
+    kept: list[bool] = []  # FedREP at or above its bound
+    broken: list[bool] = []  # CLT-K with lying leaders below it
+    for result in results:
+        cell = result.cell
+        k = max(1, round(cell.ratio * result.parameters) // cell.m)
+        bound = consensus_dimension(result.parameters, k, cell.m, cell.alpha, cell.f / cell.m) / result.parameters
+        least = float(result.metrics["least_kept"])
+        if cell.method == "fedrep":
+            kept.append(least >= bound)
+        elif cell.coordinate_attack != "none":
+            broken.append(least < bound)
+        rows.append(
+            {
+                "method": METHOD_NAMES[cell.method],
+                "leaders": "always Byzantine" if cell.method_settings.get("byzantine_leader") else "in turn",
+                "coordinates of attackers": cell.coordinate_attack,
+                "least |C(g)|^2/|g|^2": round(least, 6),
+                "d'_cons/d": round(bound, 6),
+                "best accuracy": round(float(result.metrics["best_accuracy"]), 4),
+            }
+        )
+    if not kept or not broken:
+        return Verdict(UNTESTED, "The cells that this claim needs have not been run.", rows)
+    if all(kept) and any(broken):
+        return Verdict(HOLDS, "With Byzantine leaders some rounds of CLT-K keep less than the bound; FedREP never does.", rows)
+    return Verdict(FAILS, "Either FedREP fell below its bound, or CLT-K never did.", rows)
+
+
+def residual(results: Sequence[Result]) -> Verdict:
+    by_alpha = {value: score(results, "peak_largest_residual", alpha=value) for value in values_of(results, "alpha")}
+    lengths = {value: score(results, "peak_residual", alpha=value) for value in by_alpha}
+    rows = [
+        {"alpha": value, "largest entry": round(entry or 0, 4), "length": round(lengths[value] or 0, 3)}
+        for value, entry in by_alpha.items()
+    ]
+    calm, one = by_alpha.get(CALM_ALPHA), by_alpha.get(1.0)
+    if calm is None or one is None:
+        return Verdict(UNTESTED, "The cells that this claim needs have not been run.", rows)
+    sentence = f"At alpha = 1 the largest entry of the memory is {one / calm:.1f} times that at {CALM_ALPHA}, in typical updates."
+    return Verdict(HOLDS if one >= 2 * calm else FAILS, sentence, rows)
+
+
+_TICKS = {  # Table 1: robust, efficient, private
+    "rcgd_ef": (True, True, False),
+    "f2ed": (True, False, True),
+    "share": (True, False, True),
+    "sparse_secagg": (False, True, True),
+    "fedrep": (True, True, True),
+}
+
+
+def table1(results: Sequence[Result]) -> Verdict:
+    """Robust: loses less than ten points to its worst attack. Efficient: sends at most a fifth of the values."""
+    rows, wrong = [], []
+    for method in values_of(results, "method"):
+        cells = select(results, method=method)
+        clean = score(cells, attack="none")
+        attacked = {a: s for a in values_of(cells, "attack") if a != "none" and (s := score(cells, attack=a)) is not None}
+        if clean is None:
+            continue
+        gamma = score(cells, "gamma", attack="none") or 0.0
+        view = METHODS[method].view
+        found = (bool(attacked) and clean - min(attacked.values()) < 0.1, 0 < gamma <= 0.2, view.startswith(("sums", "the sum")))
+        if method in _TICKS and attacked and found != _TICKS[method]:
+            wrong.append(METHOD_NAMES[method])
+        attacks = {f"under {attack}": round(value, 4) for attack, value in attacked.items()}
+        ticks = {name: "yes" if tick else "no" for name, tick in zip(("robust", "efficient", "private"), found, strict=True)}
+        row = {"method": METHOD_NAMES[method], "no attack": round(clean, 4), **attacks, "Gamma": round(gamma, 4)}
+        rows.append({**row, "the server sees": view, **ticks})
+    if not set(_TICKS) <= {result.cell.method for result in results}:
+        return Verdict(UNTESTED, "Not all methods of the table have been run.", rows)
+    if wrong:
+        return Verdict(FAILS, f"Measured ticks differ from the table for {', '.join(wrong)}.", rows)
+    return Verdict(HOLDS, "The measured ticks are those of the table.", rows)
+
+
+def noniid(results: Sequence[Result]) -> Verdict:
+    checks = Checks(results)
+    for attack in values_of(results, "attack"):
+        for skew in values_of(results, "dirichlet_alpha"):
+            plain = {"attack": attack, "dirichlet_alpha": skew, "pre": []}
+            both = {**plain, "pre": ["arc", "nnm"]}
+            checks.compare(f"{attack}, Dirichlet {skew}: ARC and NNM against none", both, plain, "higher")
+    return checks.verdict()
+
+
+def strong_attacks(results: Sequence[Result]) -> Verdict:
+    rows, failed, tried = [], [], 0
+    for rule in values_of(results, "rule"):
+        clean = score(results, rule=rule, attack="none")
+        if clean is None:
+            continue
+        row: dict[str, Any] = {"rule": rule, "none": round(clean, 4)}
+        for attack in values_of(results, "attack"):
+            found = score(results, rule=rule, attack=attack)
+            if attack == "none" or found is None:
+                continue
+            row[attack] = round(found, 4)
+            if rule != "mean":
+                tried += 1
+                if clean - found > 0.1:
+                    failed.append(f"{rule} under {attack}")
+        rows.append(row)
+    if not tried:
+        return Verdict(UNTESTED, "The cells that this claim needs have not been run.", rows)
+    if failed:
+        return Verdict(FAILS, f"More than ten points lost by {', '.join(failed)} ({len(failed)} of {tried} pairs).", rows)
+    return Verdict(HOLDS, f"In none of {tried} pairs of robust rule and attack more than ten points were lost.", rows)
+
+
+def rings(results: Sequence[Result]) -> Verdict:
+    checks = Checks(results)
+    for bits in (8, 16):
+        checks.compare(f"{bits}-bit ring and real numbers", {"ring_bits": bits}, {"ring_bits": 0}, "similar")
+    return checks.verdict()
+
+
+def dropouts(results: Sequence[Result]) -> Verdict:
+    checks = Checks(results)
+    for chance in values_of(results, "dropout"):
+        if chance:
+            checks.compare(f"dropouts of {chance:.0%} and none", {"dropout": chance}, {"dropout": 0.0}, "not_below")
+    return checks.verdict()
+
+
+# task, s, metric, further settings, and the order of magnitude that the protocol's page states
+_LEAKS: tuple[tuple[str, int, str, dict[str, int], float], ...] = (
+    ("own_coordinates", 2, "correlation", {}, 0.96),
+    ("own_coordinates", 4, "correlation", {}, 0.89),
+    ("own_coordinates", 8, "correlation", {}, 0.78),
+    ("decoys", 2, "auc", {}, 0.96),
+    ("decoys", 4, "auc", {}, 0.84),
+    ("regression", 4, "correlation", {"rounds": 10, "reshuffle_every": 1}, 0.77),
+    ("regression", 4, "correlation", {"rounds": 50, "reshuffle_every": 1}, 0.96),
+    ("regression", 4, "correlation", {"rounds": 200, "reshuffle_every": 1}, 0.99),
+    ("regression", 4, "correlation", {"rounds": 200, "reshuffle_every": 0}, 0.50),
+)
+
+
+def leaks(results: Sequence[Result]) -> Verdict:
+    rows, off = [], 0
+    for task, size, metric, settings, stated in _LEAKS:
+        cells = select(results, task=task, s=size, **settings)
+        if not cells:
+            continue
+        found = float(cells[0].metrics[metric])
+        off += abs(found - stated) > 0.05
+        detail = ", ".join(f"{name} = {value}" for name, value in settings.items())
+        rows.append({"leak": task, "s": size, "settings": detail, metric: round(found, 3), "stated": stated})
+    if len(rows) < len(_LEAKS):
+        return Verdict(UNTESTED, "Not all leaks have been measured.", rows)
+    sentence = f"{len(rows) - off} of {len(rows)} measured within 0.05 of what the protocol's page states."
+    return Verdict(FAILS if off else HOLDS, sentence, rows)
+
+
+VERDICTS: dict[str, Callable[[Sequence[Result]], Verdict]] = {
+    "alpha": alpha,
+    "rcgd_ef": rcgd_ef,
+    "coordinates": coordinates,
+    "momentum": momentum,
+    "sparse_secagg": sparse_secagg,
+    "share": share,
+    "clt_k": clt_k,
+    "residual": residual,
+    "table1": table1,
+    "noniid": noniid,
+    "strong_attacks": strong_attacks,
+    "rings": rings,
+    "dropouts": dropouts,
+    "leaks": leaks,
+}
+
+
+def judge(name: str, preset: str, results: Sequence[Result]) -> Verdict:
+    """A smoke run is too small to decide anything; its numbers are shown all the same."""
+    if not results:
+        return Verdict(UNTESTED, "No cell of this experiment has been run.")
+    found = VERDICTS[name](results)
+    if preset == "smoke":
+        return Verdict(UNTESTED, "A smoke run only shows that the experiment works.", found.rows)
+    return found

@@ -1,0 +1,300 @@
+"""`fedrep client`: a silo's or the evaluator's daemon, and its operator's tools."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedrep.errors import FedrepError, SettingsError
+from fedrep_cli.output import JSON_HELP, emit
+from fedrep_cli.settings_file import commented_toml, refuse_existing, write_new
+from fedrep_identity.certificates import REVOCATIONS_FILE, Credentials
+from fedrep_identity.folder import FederationAddresses
+from fedrep_runtime.files import lock_folder
+from fedrep_runtime.logging import configure_logging
+from fedrep_runtime.proxy import take_capitals
+from fedrep_silo.config import ClientSettings, load_client_settings
+
+if TYPE_CHECKING:
+    from fedrep_silo.daemon import SiloDaemon
+    from fedrep_silo.evaluator import Evaluator
+    from fedrep_trainers.trainer import Trainer
+
+app = typer.Typer(add_completion=False)
+
+DEFAULT_CONFIG = Path("client.toml")
+LEAVE_SECONDS = 10.0
+LOCK_ATTEMPTS, LOCK_PAUSE = 3, 0.2
+
+Config = Annotated[
+    Path | None,
+    typer.Option("--config", help="Settings, TOML; client.toml if there is one. FEDREP_CLIENT__... wins over it."),
+]
+Json = Annotated[bool, typer.Option("--json", help=JSON_HELP)]
+
+
+@app.callback(invoke_without_command=True)
+def client(context: typer.Context, config: Config = None) -> None:
+    """Take part in a run until it ends, SIGTERM or Ctrl-C."""
+    context.obj = config
+    if context.invoked_subcommand is not None:
+        return
+    settings = read_settings(config)
+    live = sys.stderr.isatty() and settings.log_json is not True
+    configure_logging("client", settings.log_json, level="WARNING" if live else "INFO")
+    with hold_folder(settings.state):
+        asyncio.run(take_part(settings, live=live))
+
+
+@app.command()
+def init(
+    path: Annotated[Path, typer.Argument(help="File to write.")] = DEFAULT_CONFIG,
+    folder: Annotated[Path, typer.Option(help="Where `fedrep enroll` put key and certificate.")] = Path("credentials"),
+    server: Annotated[str | None, typer.Option(help="host:port of the federation server.")] = None,
+    run: Annotated[str | None, typer.Option(help="Name of the run to take part in.")] = None,
+    trainer: Annotated[str | None, typer.Option(help="module:function that makes your trainer; empty for digits.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Ask for the server, the run and your trainer, and write a settings file that explains everything else."""
+    refuse_existing(path)  # before anything is asked
+    known, role = _enrolled(folder)
+    server = server or typer.prompt("Federation server (host:port)", default=known or "localhost:8550")
+    run = run or typer.prompt("Run to take part in")
+    if trainer is None:
+        trainer = typer.prompt("Your trainer (module:function, beside this file; empty for built-in data)", default="")
+    home = path.resolve().parent
+    given: dict[str, Any] = {
+        "server": server,
+        "run": run,
+        "role": role,
+        "credentials": os.path.relpath(folder.resolve(), home),
+        "state": "state",
+        "trainer": {"user_code": trainer} if trainer else {"dataset": "digits"},
+    }
+    title = "Settings of this silo. A line that starts with # shows a default. Relative paths start at this file's folder."
+    then = f"fedrep client check --config {path}, then fedrep client --config {path}"
+    write_new(path, commented_toml(ClientSettings, title, given), then, as_json)
+
+
+@app.command()
+def check(context: typer.Context, config: Config = None, as_json: Json = False) -> int:
+    """Settings, data, model, one training step, device, connection, clock and certificate, as a table."""
+    configure_logging("check", level="ERROR")
+    settings = read_settings(config or context.obj)
+    from fedrep_cli.client_check import check_silo, render
+
+    rows = asyncio.run(check_silo(settings))
+    healthy = all(row["outcome"] != "failed" for row in rows)
+    emit({"healthy": healthy, "findings": rows}, as_json, render)
+    return 0 if healthy else 1
+
+
+@app.command()
+def status(context: typer.Context, config: Config = None, as_json: Json = False) -> None:
+    """What the daemon does now, and what the silo has spent."""
+    settings = read_settings(config or context.obj)
+    from fedrep_silo.state import StateFolder
+
+    found = StateFolder(settings.state).status()
+    found["running"] = _in_use(settings.state)
+    if found.get("at") is not None:
+        found["seconds_ago"] = round(time.time() - found["at"], 1)
+    emit(found, as_json, lambda result: "\n".join(f"{key}: {value}" for key, value in result.items() if value is not None))
+
+
+@app.command()
+def audit(
+    context: typer.Context,
+    config: Config = None,
+    round_number: Annotated[int | None, typer.Option("--round", help="Only this round.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Everything that left this silo: when, what, how many bytes, with whom, at which cost."""
+    settings = read_settings(config or context.obj)
+    from fedrep_silo.audit import Audit
+
+    entries = [
+        entry
+        for entry in Audit(settings.state / "audit.jsonl").entries()
+        if round_number is None or entry["round"] == round_number
+    ]
+    emit({"entries": entries, "bytes": sum(entry["bytes"] for entry in entries)}, as_json, _render_audit)
+
+
+@app.command()
+def leave(
+    context: typer.Context,
+    config: Config = None,
+    purge: Annotated[bool, typer.Option(help="Also forget everything: residual, model, ledger, audit.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Tell the server that this silo leaves the run. Stop the daemon first (SIGTERM leaves politely by itself)."""
+    configure_logging("client", level="ERROR")
+    settings = read_settings(config or context.obj)
+    from fedrep_silo.state import StateFolder
+
+    with lock_folder(settings.state):
+        folder = StateFolder(settings.state)
+        told, why = False, "this silo never joined a run"
+        run = folder.run_to_leave() if purge else folder.journal().run
+        if run:
+            told, why = asyncio.run(_say_goodbye(settings, bytes.fromhex(run)))
+        if purge:
+            folder.purge()
+    emit({"told_server": told, "purged": purge, "why": why}, as_json, _render_leave)
+
+
+def read_settings(config: Path | None) -> ClientSettings:
+    """All that the daemon needs to be named."""
+    take_capitals()
+    if config is None and DEFAULT_CONFIG.exists():
+        config = DEFAULT_CONFIG
+    settings = load_client_settings(config)
+    if not settings.run:
+        raise SettingsError(
+            "No run is named. Set `run` in the silo's settings (fedrep client init writes a file), or FEDREP_CLIENT__RUN"
+        )
+    return settings
+
+
+@contextmanager
+def hold_folder(state: Path) -> Iterator[None]:
+    """The state folder for this process alone. `status`, which a health check may call, holds it for a moment too."""
+    for _ in range(LOCK_ATTEMPTS - 1):
+        if not _in_use(state):
+            break
+        time.sleep(LOCK_PAUSE)
+    with lock_folder(state):
+        yield
+
+
+def make_trainer(settings: ClientSettings) -> Trainer:
+    """A trainer of the silo's own may do without torch, which takes seconds to import."""
+    if settings.trainer.user_code is not None:
+        from fedrep_trainers.user_code import user_trainer
+
+        return user_trainer(settings.trainer.user_code, settings.trainer)
+    from fedrep_trainers.build import build_trainer
+
+    return build_trainer(settings.trainer)
+
+
+async def take_part(settings: ClientSettings, *, live: bool = False) -> None:
+    """The daemon of the role in the settings, until it is done or asked to leave."""
+    from fedrep_identity.peer import follow_revocations, refresh_revocations, revocations_from_file
+    from fedrep_identity.upkeep import tend_credentials
+    from fedrep_silo.daemon import SiloDaemon
+    from fedrep_silo.evaluator import Evaluator
+
+    credentials = Credentials.load(settings.credentials)
+    trust = credentials.trust_store()
+    revocations = revocations_from_file(settings.credentials / REVOCATIONS_FILE)
+    await refresh_revocations(trust, revocations)
+    trainer = make_trainer(settings)
+    daemon: SiloDaemon | Evaluator
+    if settings.role == "evaluator":
+        daemon = Evaluator(settings, trust, trainer)
+    else:
+        daemon = SiloDaemon(settings, credentials, trust, trainer)
+    beside = [
+        asyncio.create_task(follow_revocations(trust, revocations)),
+        asyncio.create_task(tend_credentials(settings.credentials, lambda _: daemon.connection.renew())),
+    ]
+    if live:
+        from fedrep_cli.client_view import show_rounds
+
+        beside.append(asyncio.create_task(show_rounds(daemon)))
+    try:
+        await _until_asked_to_stop(daemon, settings.grace_seconds)
+    finally:
+        for task in beside:
+            task.cancel()
+        await asyncio.gather(*beside, return_exceptions=True)
+        await daemon.connection.close()
+
+
+async def _until_asked_to_stop(daemon: SiloDaemon | Evaluator, grace: float) -> None:
+    """A round that others count on is finished first, as far as the grace allows; training is not waited for."""
+    work = asyncio.create_task(daemon.run())
+    asked = asyncio.Event()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(name, asked.set)
+    stopping = asyncio.create_task(asked.wait())
+    await asyncio.wait({work, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if work.done():
+        work.result()
+        return
+    daemon.stop()
+    if daemon.speaking:
+        await asyncio.wait({work}, timeout=grace)
+    work.cancel()
+    with suppress(asyncio.CancelledError, FedrepError):
+        await work
+    with suppress(TimeoutError, FedrepError):
+        await asyncio.wait_for(daemon.leave(), LEAVE_SECONDS)
+
+
+async def _say_goodbye(settings: ClientSettings, run: bytes) -> tuple[bool, str]:
+    from fedrep_silo.connection import connect
+
+    connection = connect(settings.model_copy(update={"give_up_after": LEAVE_SECONDS / 2}))
+    try:
+        await asyncio.wait_for(connection.leave(run), LEAVE_SECONDS)
+    except (FedrepError, TimeoutError) as error:
+        return False, str(error) or "the server did not answer in time"
+    finally:
+        await connection.close()
+    return True, ""
+
+
+def _enrolled(folder: Path) -> tuple[str, str]:
+    """The server's address and the role, as enrolment left them; nothing for a folder that is not enrolled yet."""
+    address, role = "", "silo"
+    with suppress(FedrepError):
+        address = FederationAddresses.load(folder).server
+    with suppress(FedrepError):
+        role = Credentials.load(folder).identity.role.value
+    return address, role if role in ("silo", "evaluator") else "silo"
+
+
+def _in_use(state: Path) -> bool:
+    try:
+        with lock_folder(state):
+            return False
+    except SettingsError:
+        return True
+
+
+def _render_audit(result: Mapping[str, Any]) -> Any:
+    from rich.table import Table
+
+    table = Table("when (UTC)", "round", "what", "bytes", "details", caption=f"{result['bytes']} bytes in all")
+    for entry in result["entries"]:
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(entry["at"]))
+        rest = {key: value for key, value in entry.items() if key not in ("at", "round", "what", "bytes")}
+        details = ", ".join(f"{key} {_short(key, value)}" for key, value in rest.items())
+        table.add_row(when, str(entry["round"] or ""), entry["what"], str(entry["bytes"]), details)
+    return table
+
+
+def _short(key: str, value: Any) -> str:
+    if key == "epsilon_total":
+        from fedrep_cli.client_view import shown_epsilon
+
+        return shown_epsilon(value)
+    return ", ".join(value) if isinstance(value, list) else str(value)
+
+
+def _render_leave(result: Mapping[str, Any]) -> str:
+    told = "The server knows that this silo left." if result["told_server"] else f"The server was not told: {result['why']}."
+    return told + (" Everything about the run was removed here." if result["purged"] else "")

@@ -1,0 +1,167 @@
+"""`fedrep client check`: everything that can be found out before the first round, one line each, and what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from fedrep.errors import FedrepError
+from fedrep.privacy import coordinate_epsilon, shown
+from fedrep.protocol.manifests import RunManifest
+from fedrep.protocol.silo_rules import check_run
+from fedrep_cli.client import make_trainer
+from fedrep_identity.certificates import Credentials
+from fedrep_identity.diagnosis import Outcome, diagnose
+from fedrep_silo.config import ClientSettings
+from fedrep_silo.connection import connect
+from fedrep_silo.drill import Drill
+from fedrep_silo.peers import check_run_signature
+from fedrep_silo.state import StateFolder
+from fedrep_trainers.contract import check_trainer
+from fedrep_trainers.trainer import Trainer
+
+Row = dict[str, str]
+SERVER_SECONDS = 10.0
+STYLES = {"ok": "green", "warning": "yellow", "failed": "bold red", "skipped": "dim"}
+
+
+def row(check: str, outcome: Outcome, text: str, advice: str = "") -> Row:
+    return {"check": check, "outcome": outcome.value, "text": text, "advice": advice}
+
+
+async def check_silo(settings: ClientSettings) -> list[Row]:
+    rows = [row("settings", Outcome.OK, f"{settings.role} in run {settings.run!r} at {settings.server}")]
+    rows += await _credentials_and_connection(settings)
+    trainer, made = _trainer(settings)
+    rows += made
+    rows.append(_state(settings, trainer))
+    if trainer is not None:
+        rows += _promises(trainer)
+    rows += await _run(settings, trainer)
+    return rows
+
+
+async def _credentials_and_connection(settings: ClientSettings) -> list[Row]:
+    findings = await diagnose(settings.credentials, settings.server)
+    return [row(finding.check, finding.outcome, finding.text, finding.advice) for finding in findings]
+
+
+def _trainer(settings: ClientSettings) -> tuple[Trainer | None, list[Row]]:
+    source = settings.trainer.user_code or f"{settings.trainer.model} on {settings.trainer.dataset}"
+    started = time.monotonic()
+    try:
+        trainer = make_trainer(settings)
+    except FedrepError as error:
+        return None, [row("data and model", Outcome.FAILED, str(error), "Correct [trainer] in the silo's settings.")]
+    seconds = time.monotonic() - started
+    rows = [row("data and model", Outcome.OK, f"{source}: {trainer.layout.size} parameters, ready in {seconds:.1f} s")]
+    if "torch" in sys.modules:
+        from fedrep_trainers.devices import choose_device
+
+        try:
+            rows.append(row("device", Outcome.OK, str(choose_device(settings.trainer.device))))
+        except FedrepError as error:
+            rows.append(row("device", Outcome.FAILED, str(error), "Choose another `device` in [trainer]."))
+    started = time.monotonic()
+    before = trainer.state()
+    try:
+        result = trainer.train(trainer.initial(), 1)
+        trainer.load_state(before)
+    except Exception as error:  # user code may raise anything; it belongs in the table
+        rows.append(row("one training", Outcome.FAILED, f"{type(error).__name__}: {error}", "Correct the trainer or its data."))
+    else:
+        text = f"{time.monotonic() - started:.2f} s for one round's training, loss {result.loss:.4g}"
+        rows.append(row("one training", Outcome.OK, text))
+    return trainer, rows
+
+
+def _promises(trainer: Trainer) -> Iterable[Row]:
+    for finding in check_trainer(trainer):
+        outcome = Outcome.OK if finding.passed else Outcome.FAILED
+        advice = "" if finding.passed else "See docs/trainer.md for what a trainer promises."
+        yield row(f"trainer: {finding.check}", outcome, finding.detail, advice)
+
+
+def _state(settings: ClientSettings, trainer: Trainer | None) -> Row:
+    try:
+        folder = StateFolder(settings.state)
+        journal = folder.journal()
+        if trainer is not None:
+            folder.memory(trainer.layout.size)
+        probe = settings.state / ".check"
+        probe.write_text("")
+        probe.unlink()
+    except OSError as error:
+        return row("state folder", Outcome.FAILED, f"{settings.state} cannot be written: {error.strerror}", "Correct `state`.")
+    except FedrepError as error:
+        return row("state folder", Outcome.FAILED, str(error))
+    last = f"last spoke in round {journal.last_round}" if journal.last_round else "new"
+    return row("state folder", Outcome.OK, f"{settings.state}, {last}")
+
+
+async def _run(settings: ClientSettings, trainer: Trainer | None) -> list[Row]:
+    """The run as the server shows it, against this silo's policy and model; nothing is promised by asking."""
+    connection = connect(settings.model_copy(update={"give_up_after": SERVER_SECONDS / 2}))
+    try:
+        credentials = Credentials.load(settings.credentials)
+        async with asyncio.timeout(SERVER_SECONDS):
+            joined = await connection.join(settings.run, b"", b"", None)
+        run = check_run_signature(joined.run, credentials.trust_store())
+    except (FedrepError, TimeoutError) as error:
+        return [row("run", Outcome.FAILED, str(error) or "the server did not answer in time", "Start with the lines above.")]
+    finally:
+        await connection.close()
+    rows = [row("run", Outcome.OK, f"{run.name!r}: {joined.state}, round {joined.last_round} of {run.rounds}")]
+    if trainer is not None:
+        rows.append(_model(run, trainer))
+        if settings.role == "silo":
+            rows.append(_policy(settings, run, credentials.identity.name))
+            rows.append(_epsilon(settings, run))
+    return rows
+
+
+def _model(run: RunManifest, trainer: Trainer) -> Row:
+    if run.layout_hash == bytes.fromhex(trainer.layout.digest):
+        return row("model of the run", Outcome.OK, f"all {run.parameters} parameters agree in name and shape")
+    text = f"the run has {run.parameters} parameters, this trainer {trainer.layout.size}; names or shapes differ"
+    return row("model of the run", Outcome.FAILED, text, "Use the model that the run was created with.")
+
+
+def _policy(settings: ClientSettings, run: RunManifest, name: str) -> Row:
+    try:
+        check_run(run, settings.policy.rules(None), name)
+        Drill.of(settings.drill).check(run)
+    except FedrepError as error:
+        return row("policy", Outcome.FAILED, str(error), "Change [policy], or talk to the admins of the run.")
+    return row("policy", Outcome.OK, "the run is within this silo's policy")
+
+
+def _epsilon(settings: ClientSettings, run: RunManifest) -> Row:
+    """For the full roster: fewer silos propose more coordinates each."""
+    cost = coordinate_epsilon(run.parameters, run.coordinates // len(run.silos), run.alpha)
+    covers = "which coordinates are proposed, one coordinate changed"
+    if cost is None:
+        text = f"alpha = 0: no guarantee ({covers})"
+        return row("epsilon", Outcome.WARNING, text, "Ask for alpha > 0 with least_alpha in [policy] if you want one.")
+    budget = settings.policy.epsilon_budget
+    if budget is None:
+        return row("epsilon", Outcome.OK, f"{shown(cost)} per round, no budget set ({covers})")
+    left = budget - (StateFolder(settings.state).journal().ledger.total or 0.0)
+    rounds = int(left // cost) if cost else run.rounds
+    outcome = Outcome.OK if rounds >= run.rounds else Outcome.WARNING
+    text = f"{shown(cost)} per round; the budget lasts for {rounds} more rounds of {run.rounds} ({covers})"
+    return row("epsilon", outcome, text, "" if outcome is Outcome.OK else "The silo stops when the budget is spent.")
+
+
+def render(result: Mapping[str, Any]) -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("check", "", "what was found", "what to do")
+    for entry in result["findings"]:
+        style = STYLES[entry["outcome"]]
+        table.add_row(entry["check"], Text(entry["outcome"], style), Text(entry["text"]), Text(entry["advice"]))
+    return table

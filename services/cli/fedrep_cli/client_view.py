@@ -1,0 +1,67 @@
+"""The silo on a terminal: one line that changes while a round goes on, and one that stays when it is over."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.text import Text
+
+from fedrep.privacy import shown
+
+if TYPE_CHECKING:
+    from fedrep_silo.daemon import SiloDaemon
+    from fedrep_silo.evaluator import Evaluator
+
+REFRESH_SECONDS = 0.25
+
+
+async def show_rounds(daemon: SiloDaemon | Evaluator, console: Console | None = None) -> None:
+    """Beside the daemon, until cancelled. Only looks at its status."""
+    console = console or Console(stderr=True)
+    shown = 0
+    with console.status("starting") as line:
+        while True:
+            status = status_of(daemon)
+            over = getattr(getattr(daemon, "reports", None), "rounds_over", 0)
+            if over != shown:
+                shown = over
+                console.print(Text(round_line(status)))
+            line.update(Text(phase_line(status)))  # not markup: a problem's text may hold brackets
+            await asyncio.sleep(REFRESH_SECONDS)
+
+
+def status_of(daemon: SiloDaemon | Evaluator) -> Mapping[str, Any]:
+    reports = getattr(daemon, "reports", None)
+    status: Mapping[str, Any] = reports.status if reports is not None else daemon.status  # type: ignore[union-attr]
+    return status
+
+
+def phase_line(status: Mapping[str, Any]) -> str:
+    where = f"round {status['round']}: " if status.get("round") else ""
+    problem = f"  problem: {status['problem']}" if status.get("problem") else ""
+    accuracy = f"  accuracy {status['accuracy']:.4f}" if status.get("accuracy") is not None else ""
+    return f"{where}{status['phase']}{accuracy}{problem}"
+
+
+def round_line(status: Mapping[str, Any]) -> str:
+    """Phase, loss, bytes, epsilon left; what is not known is left out."""
+    parts = [f"round {status['last_round']}", str(status["outcome"])]
+    if status.get("reason"):
+        parts.append(str(status["reason"]))
+    if status.get("train_loss") is not None:
+        parts.append(f"loss {status['train_loss']:.4f}")
+    parts.append(f"{status['bytes_sent']:,} bytes sent")
+    if status.get("epsilon_left") is not None:
+        parts.append(f"epsilon left {math.floor(100 * status['epsilon_left']) / 100:.2f}")
+    else:
+        parts.append(f"epsilon spent {shown_epsilon(status['epsilon_total'])}")
+    return "  ".join(parts)
+
+
+def shown_epsilon(total: float | str) -> str:
+    """Never smaller than it is."""
+    return total if isinstance(total, str) else shown(total)

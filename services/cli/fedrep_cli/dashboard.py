@@ -1,0 +1,72 @@
+"""`fedrep dashboard`: the pages, the REST interface and the live streams, fed by a federation server."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pydantic import SecretStr
+
+from fedrep_cli.output import JSON_HELP
+from fedrep_cli.settings_file import commented_toml, write_new
+from fedrep_dashboard.settings import DashboardSettings
+from fedrep_runtime.logging import configure_logging
+from fedrep_runtime.settings import load_settings
+
+app = typer.Typer(add_completion=False)
+
+
+@app.callback(invoke_without_command=True)
+def dashboard(
+    context: typer.Context,
+    config: Annotated[Path | None, typer.Option("--config", help="Settings, TOML; FEDREP_DASHBOARD__... wins over it.")] = None,
+) -> None:
+    """Serve the dashboard until Ctrl-C."""
+    if context.invoked_subcommand is not None:
+        return
+    import uvicorn
+
+    from fedrep_dashboard.app import create_app
+
+    settings, made = with_tokens(load_settings(DashboardSettings, config, "FEDREP_DASHBOARD"))
+    configure_logging("dashboard", level=settings.log_level)
+    application = create_app(settings)
+    scheme = "https" if settings.web_certificate else "http"
+    host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
+    print(f"Dashboard: {scheme}://{host}:{settings.port}/", file=sys.stderr)
+    for role, token in made.items():
+        print(f"{role} token, made for this start only: {token}", file=sys.stderr)
+    uvicorn.run(
+        application,
+        host=settings.host,
+        port=settings.port,
+        ssl_certfile=settings.web_certificate,
+        ssl_keyfile=settings.web_key,
+        proxy_headers=False,  # a forwarded address must not pass for the trusted proxy's own
+        server_header=False,
+        access_log=False,
+        log_config=None,
+        timeout_graceful_shutdown=2,  # open live streams never end by themselves
+    )
+
+
+@app.command()
+def init(
+    path: Annotated[Path, typer.Argument(help="File to write.")] = Path("dashboard.toml"),
+    as_json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
+) -> None:
+    """Write a settings file with every setting, its default and what it means."""
+    text = commented_toml(DashboardSettings, "Settings of the FedREP dashboard. Every line shows the default.")
+    write_new(path, text, f"enrol with a viewer's or an admin's invitation, then fedrep dashboard --config {path}", as_json)
+
+
+def with_tokens(settings: DashboardSettings) -> tuple[DashboardSettings, dict[str, str]]:
+    """Where neither a token nor a proxy is set, nobody could sign in: make tokens, to be shown once."""
+    if settings.admin_token or settings.viewer_token or settings.proxy:
+        return settings, {}
+    made = {"admin": secrets.token_urlsafe(24), "viewer": secrets.token_urlsafe(24)}
+    update = {f"{role}_token": SecretStr(token) for role, token in made.items()}
+    return settings.model_copy(update=update), made

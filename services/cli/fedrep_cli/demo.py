@@ -1,0 +1,97 @@
+"""`fedrep demo`: a whole federation as real processes on this machine, and a live table of what it does."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import textwrap
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedrep_cli.epsilon import text
+from fedrep_cli.output import JSON_HELP, emit
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def demo(
+    silos: Annotated[int, typer.Option(help="Silos, attackers included.", min=2)] = 10,
+    rounds: Annotated[int, typer.Option(help="Rounds to play.", min=1)] = 60,
+    byzantine: Annotated[int, typer.Option(help="Silos that attack; the rule is told to expect that many.", min=0)] = 2,
+    attack: Annotated[
+        str, typer.Option(help="What the attackers send: foe, alie, signflip, bitflip, ...; an unknown name lists all.")
+    ] = "foe",
+    aggregator: Annotated[str, typer.Option(help="Robust rule over the buffers.")] = "geometric_median",
+    alpha: Annotated[float, typer.Option(help="Share of random coordinates in a proposal.", min=0, max=1)] = 0.5,
+    buffer_size: Annotated[int, typer.Option(help="Silos per buffer.", min=2)] = 2,
+    drop_rate: Annotated[
+        float,
+        typer.Option(help="Share of the silos lost in a round: killed at random, and started again.", min=0, max=1),
+    ] = 0.0,
+    dataset: Annotated[str, typer.Option(help="digits, fashion_mnist or cifar10.")] = "digits",
+    data_dir: Annotated[Path | None, typer.Option(help="Where fashion_mnist or cifar10 lie.")] = None,
+    compare: Annotated[bool, typer.Option("--compare", help="Play it again with the plain mean, and show both.")] = False,
+    folder: Annotated[Path | None, typer.Option(help="Where everything is written; a temporary folder when absent.")] = None,
+    exit_at_once: Annotated[
+        bool, typer.Option("--exit", help="End when the run is over instead of leaving the dashboard up.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
+) -> None:
+    """CA, server, silos (some of them attackers), evaluator and dashboard, all real, all on localhost."""
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")  # this process forks only to start others
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # the authority closing an idle connection is no news
+    from fedrep_cli.demo_federation import DemoSettings, play
+    from fedrep_runtime.logging import configure_logging
+
+    configure_logging("demo", level="WARNING")
+
+    settings = DemoSettings(
+        silos=silos,
+        rounds=rounds,
+        byzantine=byzantine,
+        attack=attack,
+        aggregator=aggregator,
+        alpha=alpha,
+        buffer_size=buffer_size,
+        drop_rate=drop_rate,
+        dataset=dataset,
+        data_dir=data_dir,
+        compare=compare,
+        folder=folder,
+    )
+    with play(settings, quiet=as_json or not sys.stderr.isatty()) as result:
+        emit(result, as_json, _summary)
+        sys.stdout.flush()  # a reader at the end of a pipe waits for it too
+        if not exit_at_once:
+            _wait(str(result["dashboard_url"]))
+
+
+def _summary(result: Any) -> str:
+    lines = [
+        f"Accuracy {result['final_accuracy']:.3f} (all data in one place: {result['central_accuracy']:.3f}) "
+        f"after {result['rounds_applied']} applied and {result['rounds_skipped']} skipped rounds.",
+        f"Traffic of all silos: {result['bytes_up'] / 1e6:.2f} MB up, {result['bytes_down'] / 1e6:.2f} MB down.",
+        f"Epsilon of the proposals: {text(result['epsilon_total'])} in all. It covers {result['epsilon_covers']}.",
+    ]
+    if result.get("comparison"):
+        other = result["comparison"]
+        lines.append(
+            f"The same attack against the plain mean: accuracy {other['final_accuracy']:.3f}. "
+            "The dashboard's Compare page shows both."
+        )
+    width = shutil.get_terminal_size().columns
+    return "\n" + "\n".join(textwrap.fill(line, width) for line in lines)
+
+
+def _wait(url: str) -> None:
+    from threading import Event
+
+    print(f"\nThe dashboard stays up at {url} until Ctrl-C.", file=sys.stderr)
+    try:
+        Event().wait()
+    except KeyboardInterrupt:
+        print(file=sys.stderr)

@@ -1,0 +1,374 @@
+"""The demo's federation: every part a process of its own with its own certificate, enrolled over the network like a stranger."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import secrets
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from fedrep.errors import FedrepError, SettingsError
+from fedrep.privacy import COVERS
+from fedrep.protocol.model_state import model_hash
+from fedrep.protocol.preflight import preflight
+from fedrep.wire.v1 import observer_pb2 as pb
+from fedrep_cli.demo_drops import Drops
+from fedrep_cli.demo_view import DemoView
+from fedrep_cli.epsilon import number_or_none
+from fedrep_cli.plan import slack
+from fedrep_cli.processes import Processes, free_ports, orderly_end
+from fedrep_cli.settings_file import toml_document
+from fedrep_identity import enrolment_client
+from fedrep_identity.authority import REGISTER_FILE, CertificateAuthority
+from fedrep_identity.certificates import Credentials
+from fedrep_identity.invitations import invite
+from fedrep_identity.names import Identity, Role
+from fedrep_identity.register import Hosts, Register
+from fedrep_runtime.observer_client import ObserverClient
+from fedrep_runtime.run_config import AggregatorConfig, DeadlineConfig, RunConfig, sign_run
+from fedrep_silo.config import DrillSettings
+from fedrep_silo.drill import Drill
+from fedrep_trainers.build import build_trainer
+from fedrep_trainers.settings import TrainerSettings
+from fedrep_trainers.trainer import Trainer
+
+FEDERATION = "demo"
+START_SECONDS = 180.0
+ATTACK_OPTIONS: dict[str, dict[str, Any]] = {"foe": {"epsilon": 10.0}}
+MODELS = {"digits": "mlp", "fashion_mnist": "cnn", "cifar10": "cnn"}
+POLL_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class DemoSettings:
+    silos: int = 10
+    rounds: int = 60
+    byzantine: int = 2
+    attack: str = "foe"
+    aggregator: str = "geometric_median"
+    alpha: float = 0.5
+    buffer_size: int = 2
+    drop_rate: float = 0.0
+    dataset: str = "digits"
+    data_dir: Path | None = None
+    compare: bool = False
+    folder: Path | None = None
+
+    def check(self) -> None:
+        """What neither the trainer nor the preflight would say in a person's words."""
+        if self.dataset not in MODELS:
+            raise SettingsError(f"there is no dataset {self.dataset!r}; choose one of {', '.join(MODELS)}")
+        Drill.of(self.drill())
+
+    def drill(self) -> DrillSettings:
+        return DrillSettings(attack=self.attack, options=ATTACK_OPTIONS.get(self.attack, {}))
+
+    def trainer(self, index: int) -> dict[str, Any]:
+        values: dict[str, Any] = {
+            "dataset": self.dataset,
+            "model": MODELS[self.dataset],
+            "shard_index": index,
+            "shard_count": self.silos,
+            "learning_rate": 0.5 if self.dataset == "digits" else 0.1,
+            "interval": 5,
+            "batch_size": 50,
+            "threads": 1,
+            "schedule": "step",
+            "milestones": [max(2 * self.rounds // 3, 1)],
+        }
+        if self.data_dir is not None:
+            values["data_dir"] = str(self.data_dir.resolve())
+        return values
+
+    def run_config(self, name: str, aggregator: str) -> RunConfig:
+        return RunConfig(
+            name=name,
+            silos=tuple(silo_name(index) for index in range(self.silos)),
+            rounds=self.rounds,
+            alpha=self.alpha,
+            buffer_size=self.buffer_size,
+            byzantine_count=0 if aggregator == "mean" else self.byzantine,
+            drills=True,
+            # NNM first: with few buffers and unlike shards it brings the honest means together (Allouah et al., 2023).
+            aggregator=AggregatorConfig(name=aggregator, pre=[] if aggregator == "mean" else ["nnm"]),
+            # Where silos die all the time, a round that waits for one should not wait long.
+            deadlines=DeadlineConfig(propose=5, submit=3, confirm=3, reveal=3)
+            if self.drop_rate
+            else DeadlineConfig(propose=10, submit=5, confirm=5, reveal=5),
+        )
+
+
+def silo_name(index: int) -> str:
+    return f"silo-{index + 1:02d}"
+
+
+@contextmanager
+def play(settings: DemoSettings, *, quiet: bool) -> Iterator[dict[str, Any]]:
+    """Plays the run (twice with `compare`) and yields the result while server and dashboard are still up."""
+    settings.check()
+    trainer = build_trainer(TrainerSettings(**settings.trainer(0)))
+    _check_runs(settings, trainer)
+    with orderly_end(), tempfile.TemporaryDirectory(prefix="fedrep-demo-") as temporary:
+        folder = (settings.folder or Path(temporary)).resolve()
+        with Processes(folder / "logs") as processes, DemoView(quiet) as view:
+            demo = _Demo(settings, trainer, folder, processes, view)
+            result = demo.run()
+            view.stop()
+            yield result
+
+
+def _check_runs(settings: DemoSettings, trainer: Trainer) -> None:
+    """All problems of the settings before anything starts."""
+    vector = trainer.initial()
+    for aggregator in {settings.aggregator, *(["mean"] if settings.compare else [])}:
+        config = settings.run_config("demo", aggregator)
+        manifest = config.manifest(vector.size, bytes(32), model_hash(vector))
+        problems = list(preflight(manifest))
+        most = 1 - manifest.quorum / settings.silos
+        if settings.drop_rate > most:
+            problems.append(f"the drop rate leaves fewer than the quorum of {manifest.quorum} silos; take {most:.2g} at most")
+        if problems:
+            raise SettingsError("these settings cannot work: " + "; ".join(problems))
+
+
+class _Demo:
+    def __init__(self, settings: DemoSettings, trainer: Trainer, folder: Path, processes: Processes, view: DemoView) -> None:
+        self._settings = settings
+        self._trainer = trainer
+        self._folder = folder
+        self._processes = processes
+        self._view = view
+        listening = ("enrolment", "certificates", "server", "health", "metrics", "dashboard")
+        self._ports = dict(zip(listening, free_ports(len(listening)), strict=True))
+        self._server = f"localhost:{self._ports['server']}"
+        self._tokens = {role: secrets.token_urlsafe(24) for role in ("admin", "viewer")}
+        self._reported: set[str] = set()
+        self._names = [silo_name(index) for index in range(settings.silos)]
+
+    def run(self) -> dict[str, Any]:
+        url = f"http://127.0.0.1:{self._ports['dashboard']}/"
+        self._view.say(f"Dashboard: {url}")
+        for role, token in self._tokens.items():
+            self._view.say(f"  as {role:<6} {url}#token={token}")
+        self._view.say(f"Logs:      {self._folder / 'logs'}")
+        self._start_authority()
+        self._view.step("enrolling server, admin, dashboard, evaluator and silos")
+        self._enrol_all([("server", Role.SERVER), ("admin", Role.ADMIN), ("dashboard", Role.ADMIN)])
+        self._start_server()
+        silos = [(name, Role.SILO) for name in self._names]
+        self._enrol_all([("evaluator", Role.EVALUATOR), *silos])  # while the server starts
+        self._view.step("waiting for the server")
+        self._retry("server", lambda: self._client.call("ListRuns", pb.ListRunsRequest()))
+        self._start_dashboard()  # only now, or its first page would say that the server is away
+        result = self._play("demo", self._settings.aggregator)
+        if self._settings.compare:
+            result["comparison"] = self._play("demo-mean", "mean")
+        return {
+            **result,
+            "central_accuracy": self._central_accuracy(),
+            "dashboard_url": url,
+            "folder": str(self._folder),
+        }
+
+    def _start_authority(self) -> None:
+        self._view.step("starting the certificate authority")
+        passphrase = secrets.token_urlsafe(24)
+        authority = CertificateAuthority.create(self._folder / "ca", FEDERATION, passphrase)
+        self._root, self._register = authority.root, authority.folder
+        ports = ["--enrolment-port", str(self._ports["enrolment"]), "--certificate-port", str(self._ports["certificates"])]
+        self._processes.start(
+            "ca",
+            ["ca", "serve", "--folder", str(authority.folder), *ports],
+            # Everybody enrols from one address here, and may have to ask again.
+            {"FEDREP_CA_PASSPHRASE": passphrase, "FEDREP_CA__ENROLMENTS_PER_SOURCE": str(2 * self._settings.silos + 20)},
+        )
+
+    def _enrol_all(self, people: list[tuple[str, Role]]) -> None:
+        register = Register(self._register / REGISTER_FILE)
+        for name, role in people:
+            hosts = Hosts(("localhost",), ("127.0.0.1",)) if role is Role.SERVER else Hosts((), ())
+            invitation = invite(
+                register,
+                self._root,
+                Identity(name, role, FEDERATION),
+                enrolment_address=f"localhost:{self._ports['enrolment']}",
+                server_address=self._server,
+                hosts=hosts,
+            )
+            self._retry("ca", partial(self._enrol, invitation.token(), name))
+
+    def _enrol(self, token: str, name: str) -> None:
+        asyncio.run(enrolment_client.enrol(token, self._identity(name)))
+
+    def _identity(self, name: str) -> Path:
+        return self._folder / "identities" / name
+
+    def _start_server(self) -> None:
+        document = {
+            "host": "127.0.0.1",
+            "port": self._ports["server"],
+            "health_port": self._ports["health"],
+            "metrics_port": self._ports["metrics"],
+            "data": str(self._folder / "server"),
+            "credentials": str(self._identity("server")),
+            "gather_seconds": 20.0,
+            "log_json": True,
+        }
+        self._processes.start("server", ["server", "--config", str(self._write("server", document))])
+        credentials = Credentials.load(self._identity("admin"))
+        self._admin, self._client = credentials, ObserverClient(self._server, credentials.root, credentials.key_pair)
+
+    def _start_dashboard(self) -> None:
+        document = {
+            "port": self._ports["dashboard"],
+            "server": self._server,
+            "credentials": str(self._identity("dashboard")),
+            "admin_token": self._tokens["admin"],
+            "viewer_token": self._tokens["viewer"],
+        }
+        self._processes.start("dashboard", ["dashboard", "--config", str(self._write("dashboard", document))])
+
+    def _play(self, run: str, aggregator: str) -> dict[str, Any]:
+        self._create_run(run, aggregator)
+        settings = self._settings
+        self._warn_of_drops(aggregator)
+        attackers = f"{settings.byzantine} attack with {settings.attack}" if settings.byzantine else "none attacks"
+        self._view.step(f"starting {settings.silos} silos ({attackers}) for run {run}, {aggregator}")
+        for index in range(settings.silos):
+            self._start_silo(run, index)
+        self._start_evaluator(run)
+        self._watch(run)
+        return self._result(run)
+
+    def _warn_of_drops(self, aggregator: str) -> None:
+        manifest = self._settings.run_config("demo", aggregator).manifest(self._trainer.layout.size, bytes(32), bytes(32))
+        if manifest.byzantine and self._settings.drop_rate * self._settings.silos > slack(manifest)["lost_buffers"]:
+            self._view.say(
+                f"Note: {manifest.byzantine} attackers and so many dropouts are more than {len(manifest.silos)} silos can stand; "
+                "expect the accuracy to suffer. Fewer attackers, more silos or a lower drop rate leave slack (`fedrep plan`)."
+            )
+
+    def _create_run(self, run: str, aggregator: str) -> None:
+        config = self._settings.run_config(run, aggregator)
+        vector, layout = self._trainer.initial(), self._trainer.layout
+        manifest = config.manifest(vector.size, bytes.fromhex(layout.digest), model_hash(vector))
+        signed = sign_run(manifest, self._admin.identity.name, self._admin.chain, self._admin.signing_key)
+        described = json.dumps([[p.name, list(p.shape)] for p in layout.parameters])
+        problems = self._client.create_run(signed, config.options(described), vector).problems
+        if problems:
+            raise SettingsError("the server refuses the run: " + "; ".join(problems))
+
+    def _client_document(self, run: str, name: str, index: int) -> dict[str, Any]:
+        return {
+            "server": self._server,
+            "run": run,
+            "credentials": str(self._identity(name)),
+            "state": str(self._folder / "state" / run / name),
+            "evaluate_every": 5,
+            "log_json": True,
+            "trainer": self._settings.trainer(index),
+            "policy": {"allow_drills": True},
+        }
+
+    def _start_silo(self, run: str, index: int) -> None:
+        name = silo_name(index)
+        document = self._client_document(run, name, index)
+        document["trainer"] |= {"evaluation_shard": True}  # what it reports is its own view; the evaluator sees all
+        if index < self._settings.byzantine:
+            document["drill"] = self._settings.drill().model_dump()
+        self._processes.start(f"{run}-{name}", ["client", "--config", str(self._write(f"{run}-{name}", document))])
+
+    def _start_evaluator(self, run: str) -> None:
+        document = {**self._client_document(run, "evaluator", 0), "role": "evaluator", "evaluate_every": 1}
+        self._processes.start(f"{run}-evaluator", ["client", "--config", str(self._write(f"{run}-evaluator", document))])
+
+    def _watch(self, run: str) -> None:
+        """Until the run is over; with a drop rate silos are killed and started again meanwhile."""
+        seen = time.monotonic()
+        drops = Drops(self._names, self._settings.drop_rate, random.SystemRandom())
+        while True:
+            summary = self._client.call("GetRun", pb.GetRunRequest(name=run))
+            rounds = self._client.call("ListRounds", pb.ListRoundsRequest(name=run, downsample=2000)).rounds
+            self._view.show(summary, list(rounds))
+            over = summary.summary.state in ("finished", "stopped")
+            if over and (_evaluated(rounds) or not self._processes.running(f"{run}-evaluator")):
+                return
+            self._processes.require("server")
+            if summary.summary.round == 0 and time.monotonic() - seen > START_SECONDS:
+                raise FedrepError(f"no round ended within {START_SECONDS:.0f} seconds; the logs are in {self._folder / 'logs'}")
+            self._report_failures()
+            if summary.summary.round and not over:
+                self._drop(run, drops, summary)
+            time.sleep(POLL_SECONDS)
+
+    def _report_failures(self) -> None:
+        for name in set(self._processes.failed()) - self._reported:
+            self._reported.add(name)
+            self._view.say(f"{name} ended with an error: {self._processes.last_words(name)}")
+
+    def _drop(self, run: str, drops: Drops, status: pb.GetRunResponse) -> None:
+        victim = drops.next_victim(time.time(), status.summary.round, {silo.name: silo.last_seen for silo in status.silos})
+        if victim is not None and self._processes.running(f"{run}-{victim}"):
+            self._processes.kill(f"{run}-{victim}")
+            self._view.say(f"killed {victim}; it starts again")
+            self._start_silo(run, self._names.index(victim))
+
+    def _result(self, run: str) -> dict[str, Any]:
+        summary = self._client.call("GetRun", pb.GetRunRequest(name=run)).summary
+        epsilon = summary.epsilon_total if summary.HasField("epsilon_total") else None
+        return {
+            "run": run,
+            "aggregator": summary.aggregator,
+            "final_accuracy": summary.accuracy,
+            "best_accuracy": summary.best_accuracy,
+            "rounds_applied": summary.rounds_applied,
+            "rounds_skipped": summary.rounds_skipped,
+            "bytes_up": summary.bytes_up,
+            "bytes_down": summary.bytes_down,
+            "epsilon_total": number_or_none(epsilon),
+            "epsilon_covers": COVERS,
+        }
+
+    def _central_accuracy(self) -> float | None:
+        """The same model and number of steps on all data in one place, for comparison."""
+        values = replace(self._settings, silos=1).trainer(0)
+        trainer = build_trainer(TrainerSettings(**values))
+        model = trainer.initial()
+        for number in range(1, self._settings.rounds + 1):
+            model = trainer.train(model, number).model
+        return trainer.evaluate(model).accuracy
+
+    def _write(self, name: str, document: dict[str, Any]) -> Path:
+        path = self._folder / "config" / f"{name}.toml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(toml_document(document))
+        path.chmod(0o600)
+        return path
+
+    def _retry(self, process: str, call: Callable[[], Any]) -> Any:
+        """Until the process has opened its port."""
+        limit = time.monotonic() + START_SECONDS
+        while True:
+            try:
+                return call()
+            except (FedrepError, OSError, grpc.RpcError) as error:
+                self._processes.require(process)
+                if time.monotonic() > limit:
+                    raise FedrepError(f"{process} does not answer: {error}") from error
+                time.sleep(0.3)
+
+
+def _evaluated(rounds: Any) -> bool:
+    """Whether the evaluator has reported on the last applied round."""
+    applied = [item for item in rounds if item.outcome == 1]
+    return not applied or applied[-1].HasField("accuracy")

@@ -1,0 +1,128 @@
+"""`fedrep lab`: the paper's experiments, run and reported."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedrep_cli.output import JSON_HELP, emit
+
+app = typer.Typer(add_completion=False, no_args_is_help=True)
+
+Json = Annotated[bool, typer.Option("--json", help=JSON_HELP)]
+Out = Annotated[Path, typer.Option("--out", help="Folder of the results.")]
+
+
+class Preset(StrEnum):
+    smoke = "smoke"
+    laptop = "laptop"
+    paper = "paper"
+
+
+class Engine(StrEnum):
+    local = "local"
+    ray = "ray"
+
+
+@app.command("list")
+def list_experiments(
+    preset: Annotated[Preset, typer.Option("--preset", help="Count the cells of this preset.")] = Preset.laptop,
+    as_json: Json = False,
+) -> None:
+    """The experiments, what they test, and their number of cells."""
+    from fedrep_lab.catalogue import load_experiments, load_presets
+
+    rows = [
+        {"name": e.name, "title": e.title, "where": e.where, "claim": e.claim, "cells": len(e.cells(preset.value))}
+        for e in load_experiments(["all"])
+    ]
+    presets = {name: table["about"] for name, table in load_presets().items()}
+    emit({"preset": preset.value, "presets": presets, "experiments": rows}, as_json, _listing)
+
+
+@app.command()
+def run(
+    experiments: Annotated[list[str], typer.Argument(help="Experiments by name, or `all`.")],
+    preset: Annotated[Preset, typer.Option("--preset", help="How large: smoke, laptop or paper.")] = Preset.smoke,
+    data_dir: Annotated[
+        Path | None, typer.Option("--data-dir", help="Folder of Fashion-MNIST or CIFAR-10; smoke needs none.")
+    ] = None,
+    engine: Annotated[Engine, typer.Option("--engine", help="Processes of this machine, or a Ray cluster.")] = Engine.local,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Cells side by side.")] = 1,
+    device: Annotated[str, typer.Option("--device", help="Where training runs: cpu, cuda, cuda:1.")] = "cpu",
+    out: Out = Path("lab-results"),
+    change: Annotated[
+        list[str] | None, typer.Option("--set", help="Change a setting of every cell: NAME=VALUE, VALUE as in JSON.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Run the cells that have no result yet; Ctrl-C keeps what is finished, and the same command goes on."""
+    from rich.console import Console
+
+    from fedrep_lab.catalogue import load_experiments
+    from fedrep_lab.running import Plan, run_experiments
+
+    plan = Plan(preset.value, out, data_dir, engine.value, jobs, device, _changes(change or []))
+    emit(run_experiments(load_experiments(experiments), plan, Console(stderr=True)), as_json, _summary)
+
+
+@app.command()
+def report(
+    out: Out = Path("lab-results"),
+    preset: Annotated[Preset | None, typer.Option("--preset", help="Which results; the largest preset there is.")] = None,
+    page: Annotated[Path | None, typer.Option("--page", help="The HTML file; OUT/report.html.")] = None,
+    markdown: Annotated[
+        Path | None, typer.Option("--markdown", help="Also write a folder with a Markdown page and its figures.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """One HTML page: every figure beside the paper's claim, a verdict, and the numbers behind it."""
+    from fedrep_lab.report import write_report
+
+    emit(write_report(out, preset.value if preset else None, page or out / "report.html", markdown), as_json, _verdicts)
+
+
+def _changes(given: list[str]) -> dict[str, Any]:
+    changes: dict[str, Any] = {}
+    for item in given:
+        name, equals, text = item.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"--set takes NAME=VALUE, not {item!r}")
+        try:
+            changes[name] = json.loads(text)
+        except ValueError:
+            changes[name] = text
+    return changes
+
+
+def _listing(result: Mapping[str, Any]) -> Any:
+    from rich.table import Table
+
+    table = Table(
+        "experiment", "cells", "what", "where", title=f"preset {result['preset']}: {result['presets'][result['preset']]}"
+    )
+    for row in result["experiments"]:
+        table.add_row(row["name"], str(row["cells"]), row["title"], row["where"])
+    return table
+
+
+def _summary(result: Mapping[str, Any]) -> str:
+    return (
+        f"{result['ran']} cells run, {result['present']} were there already; results in {result['folder']}. "
+        f"`fedrep lab report --out {result['folder']}` draws them."
+    )
+
+
+def _verdicts(result: Mapping[str, Any]) -> Any:
+    from rich.table import Table
+
+    table = Table("experiment", "verdict", "because", title=f"preset {result['preset']}, {result['cells']} cells")
+    for row in result["verdicts"]:
+        table.add_row(row["experiment"], row["status"], row["sentence"])
+    table.caption = f"written to {result['page']}"
+    return table

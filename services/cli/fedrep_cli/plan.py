@@ -1,0 +1,263 @@
+"""`fedrep plan`: what a run's settings will give, before anybody joins."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from textwrap import wrap
+from typing import Annotated, Any
+
+import typer
+
+from fedrep import buffers, communication, privacy, quantize, theory
+from fedrep.errors import InvalidInputError
+from fedrep.protocol import preflight
+from fedrep.protocol.manifests import Deadlines, RunManifest, SiloName, buffers_needed, share_threshold
+from fedrep_cli.epsilon import number_or_none, text
+from fedrep_cli.output import JSON_HELP, emit
+
+app = typer.Typer(add_completion=False)
+
+_INDENT = " " * 14
+# Hashes, deadlines and ranges are no part of the question, but the preflight looks at whole manifests.
+_ANY_HASH = bytes(32)
+_ANY_DEADLINES = Deadlines(propose=60.0, submit=60.0, confirm=60.0, reveal=60.0)
+
+
+@app.command()
+def plan(
+    context: typer.Context,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="A run file (see fedrep run init); beside it only --d counts.")
+    ] = None,
+    d: Annotated[int, typer.Option("--d", min=1, help="Parameters of the model.")] = 272_474,
+    silos: Annotated[int, typer.Option("--silos", "-m", min=2, help="Silos, m.")] = 32,
+    density: Annotated[float, typer.Option("--density", min=0.0, max=1.0, help="K / d, if K is not given.")] = 0.05,
+    coordinates: Annotated[int | None, typer.Option("--K", min=1, help="Coordinates of all silos together.")] = None,
+    buffer_size: Annotated[int, typer.Option("--buffer-size", "-s", min=1, help="Silos per buffer, s.")] = 2,
+    alpha: Annotated[float, typer.Option("--alpha", min=0.0, max=1.0, help="Obfuscation of proposals.")] = 0.95,
+    byzantine: Annotated[int, typer.Option("--byzantine", "-f", min=0, help="Byzantine silos at most, f.")] = 7,
+    colluders: Annotated[int | None, typer.Option("--colluders", "-c", min=0, help="Silos that may help the server.")] = None,
+    quorum: Annotated[int | None, typer.Option("--quorum", min=1, help="Silos that must propose.")] = None,
+    min_survivors: Annotated[int | None, typer.Option("--min-survivors", min=1, help="Survivors to open a buffer.")] = None,
+    ring_bits: Annotated[int, typer.Option("--ring-bits", help="B: 8, 16 or 32.")] = 16,
+    downlink_bits: Annotated[int, typer.Option("--downlink-bits", help="16 or 32.")] = 16,
+    aggregator: Annotated[str | None, typer.Option("--aggregator", help="The rule over buffers.")] = None,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, help="Rounds of the run.")] = 100,
+    as_json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
+) -> None:
+    """Contraction, buffers, slack for dropouts, traffic and privacy of a run. Defaults are the paper's experiment.
+
+    Ends with exit code 1 if such a run would be refused; the reasons are listed.
+    """
+    if config is not None:
+        show(run_of_file(config, context, d), as_json)
+        return
+    K = coordinates if coordinates is not None else round(density * d)
+    c = preflight.default_colluders(buffer_size) if colluders is None else colluders
+    needed = preflight.default_quorum(silos, buffer_size, byzantine) if quorum is None else quorum
+    run = RunManifest(
+        name="plan",
+        silos=tuple(SiloName(f"silo-{number:03}") for number in range(silos)),
+        parameters=d,
+        layout_hash=_ANY_HASH,
+        model_hash=_ANY_HASH,
+        coordinates=K,
+        alpha=alpha,
+        buffer_size=buffer_size,
+        reshuffle_every=1,
+        ring_bits=ring_bits,
+        value_bits=quantize.value_bits(ring_bits, largest_buffer(needed, silos, buffer_size)),
+        downlink_bits=downlink_bits,
+        initial_range=1.0,
+        smallest_range=1.0,
+        largest_range=1.0,
+        quorum=needed,
+        min_survivors=preflight.default_min_survivors(buffer_size, c) if min_survivors is None else min_survivors,
+        colluders=c,
+        byzantine=byzantine,
+        aggregator=aggregator or ("geometric_median" if byzantine else "mean"),
+        aggregator_settings="{}",
+        rounds=rounds,
+        deadlines=_ANY_DEADLINES,
+        drills=False,
+    )
+    show(run, as_json)
+
+
+def run_of_file(config: Path, context: typer.Context, d: int) -> RunManifest:
+    """The run as its admin wrote it down. Other options would contradict it, and the size of the model is not in it."""
+    from fedrep_runtime.run_config import RunConfig  # the service's packages, which the options alone do not need
+    from fedrep_runtime.settings import load_settings
+
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+    if "d" not in given:
+        raise typer.BadParameter("a run file does not say how large the model is: give --d too")
+    if others := given - {"config", "d", "as_json"}:
+        raise typer.BadParameter(f"the run file decides, so leave out what else you gave ({', '.join(sorted(others))})")
+    return load_settings(RunConfig, config, "FEDREP_RUN").manifest(d, _ANY_HASH, _ANY_HASH)
+
+
+def show(run: RunManifest, as_json: bool) -> None:
+    result = assess(run)
+    emit(result, as_json, render)
+    if result["problems"]:
+        raise typer.Exit(1)
+
+
+def assess(run: RunManifest) -> dict[str, Any]:
+    m = len(run.silos)
+    k = run.coordinates // m
+    return {
+        "d": run.parameters,
+        "K": run.coordinates,
+        "k": k,
+        "silos": m,
+        "byzantine": run.byzantine,
+        "aggregator": run.aggregator,
+        "quorum": run.quorum,
+        "rounds": run.rounds,
+        "contraction": contraction(run, k),
+        "buffers": buffer_sizes(run),
+        "slack": slack(run),
+        "traffic": traffic(run),
+        "privacy": cost(run, k),
+        "problems": preflight.preflight(run),
+    }
+
+
+def contraction(run: RunManifest, k: int) -> dict[str, Any]:
+    """Proposition 2. None where it says nothing: too few coordinates, or no honest majority."""
+    m = len(run.silos)
+    if k < 1 or k > run.parameters or 2 * run.byzantine >= m:
+        return {"d_cons": None, "memory": None, "sent_fraction": None}
+    d_cons = theory.consensus_dimension(run.parameters, k, m, run.alpha, run.byzantine / m)
+    return {"d_cons": d_cons, "memory": run.parameters / d_cons, "sent_fraction": d_cons / run.parameters}
+
+
+def buffer_sizes(run: RunManifest) -> dict[str, Any]:
+    m = len(run.silos)
+    return {
+        "count": m // run.buffer_size,
+        "sizes": buffers.sizes(m, run.buffer_size),
+        "largest": largest_buffer(run.quorum, m, run.buffer_size),
+        "value_bits": run.value_bits,
+        "ring_bits": run.ring_bits,
+    }
+
+
+def largest_buffer(quorum: int, silos: int, buffer_size: int) -> int:
+    """Also for a quorum that the preflight will refuse, so that its reasons can be listed with the rest."""
+    return buffers.largest_buffer(min(max(quorum, buffer_size), silos), silos, buffer_size)
+
+
+def slack(run: RunManifest) -> dict[str, int]:
+    """How many may be missing, at each step, before a round is skipped or robustness rests on luck."""
+    m = len(run.silos)
+    count = m // run.buffer_size
+    spare = count - 2 * run.byzantine - 1 if run.byzantine else count - buffers_needed(0)
+    return {
+        "absent_silos": max(0, m - run.quorum),
+        "silent_holders": m - share_threshold(m),
+        "dropouts_per_buffer": max(0, run.buffer_size - run.min_survivors),
+        "lost_buffers": max(0, spare),
+    }
+
+
+def traffic(run: RunManifest) -> dict[str, Any]:
+    m = len(run.silos)
+    try:
+        bits = communication.bits_per_round(
+            run.parameters, run.coordinates, m, run.buffer_size, run.ring_bits, downlink_bits=run.downlink_bits
+        )
+    except InvalidInputError:
+        return {"bits_up": None, "bits_down": None, "bits_per_round": None, "against_paper": None, "against_dense": None}
+    return {
+        "bits_up": bits.up,
+        "bits_down": bits.down,
+        "bits_per_round": bits.total,
+        "against_paper": bits.ratio_to_paper,
+        "against_dense": bits.ratio_to_dense,
+    }
+
+
+def cost(run: RunManifest, k: int) -> dict[str, Any]:
+    if not 1 <= k <= run.parameters:
+        return {"alpha": run.alpha, "epsilon_round": None, "epsilon_total": None, "meaningful": False}
+    per_round = privacy.coordinate_epsilon(run.parameters, k, run.alpha)
+    total = None if per_round is None else run.rounds * per_round
+    limit = privacy.TOO_LARGE_TO_MEAN_MUCH
+    return {
+        "alpha": run.alpha,
+        "epsilon_round": number_or_none(per_round),
+        "epsilon_theorem2": number_or_none(privacy.theorem2_epsilon(run.parameters, k, run.alpha)),
+        "epsilon_total": number_or_none(total),
+        "meaningful": total is not None and total <= limit,
+        "alpha_for_meaningful_total": privacy.alpha_for_budget(run.parameters, k, limit, run.rounds),
+        "covers": privacy.COVERS,
+    }
+
+
+def render(result: Mapping[str, Any]) -> str:
+    lines = [
+        f"{result['silos']} silos, d = {result['d']:,}, K = {result['K']:,}, k = {result['k']:,} coordinates per silo, "
+        f"{result['aggregator']}, a quorum of {result['quorum']}, {result['rounds']:,} rounds",
+        *contraction_lines(result["contraction"]),
+        *buffer_lines(result["buffers"], result["slack"], result["byzantine"]),
+        *traffic_lines(result["traffic"]),
+        *privacy_lines(result["privacy"], result["rounds"]),
+    ]
+    if result["problems"]:
+        lines += ["", "This run would be refused:", *(f"  - {problem}" for problem in result["problems"])]
+    return "\n".join(lines)
+
+
+def contraction_lines(contraction: Mapping[str, Any]) -> list[str]:
+    if contraction["d_cons"] is None:
+        return ["contraction   none can be promised with these settings"]
+    return [
+        f"contraction   a round sends at least {contraction['sent_fraction']:.3%} of an update's squared length "
+        f"(d'_cons = {contraction['d_cons']:,.1f}, H = {contraction['memory']:,.1f})"
+    ]
+
+
+def buffer_lines(shape: Mapping[str, Any], slack: Mapping[str, int], byzantine: int) -> list[str]:
+    groups = ", ".join(f"{count} of {size}" for size, count in sorted(Counter(shape["sizes"]).items(), reverse=True))
+    until = "robustness rests on the missing silos being the Byzantine ones" if byzantine else "a round is skipped"
+    return [
+        f"buffers       {shape['count']} ({groups}); {shape['value_bits']} bits per value in a ring of {shape['ring_bits']}",
+        f"slack         {slack['absent_silos']} silos may be absent, {slack['silent_holders']} may fall silent after proposing, "
+        f"{slack['dropouts_per_buffer']} may drop out of a buffer before it is lost;",
+        f"{_INDENT}{slack['lost_buffers']} buffers may be lost to honest dropouts before {until}",
+    ]
+
+
+def traffic_lines(traffic: Mapping[str, Any]) -> list[str]:
+    if traffic["bits_per_round"] is None:
+        return ["traffic       cannot be counted: every silo must propose between 1 and d coordinates"]
+    return [
+        f"traffic       {traffic['bits_per_round']:,} bits per silo and round ({traffic['bits_up']:,} up, "
+        f"{traffic['bits_down']:,} down)",
+        f"{_INDENT}{traffic['against_paper']:.2f} of the paper's count, "
+        f"{traffic['against_dense']:.4f} of dense float32 both ways",
+    ]
+
+
+def privacy_lines(cost: Mapping[str, Any], rounds: int) -> list[str]:
+    if cost["epsilon_round"] is None:
+        return ["privacy       cannot be counted: every silo must propose between 1 and d coordinates"]
+    limit = f"{privacy.TOO_LARGE_TO_MEAN_MUCH:g}"
+    lines = [
+        f"privacy       epsilon {text(cost['epsilon_round'])} per round, {text(cost['epsilon_total'])} in total "
+        f"(alpha = {cost['alpha']:g})"
+    ]
+    if cost["epsilon_round"] == "none":
+        lines.append(f"{_INDENT}there is no guarantee: proposals are the top-k sets themselves")
+    elif not cost["meaningful"]:
+        lines.append(f"{_INDENT}a total above {limit} is too large to mean much")
+    if not cost["meaningful"]:
+        lines.append(f"{_INDENT}{limit} over {rounds:,} rounds needs alpha >= {cost['alpha_for_meaningful_total']!r}")
+    covers = f"It covers {cost['covers']}."
+    return [*lines, *wrap(covers, width=118, initial_indent=_INDENT, subsequent_indent=_INDENT)]

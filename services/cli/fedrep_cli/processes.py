@@ -1,0 +1,119 @@
+"""Child processes that end with their parent, whatever ends it, and whose output goes to one log file each."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from fedrep.errors import FedrepError
+
+GRACE_SECONDS = 8.0
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded here: between fork and exec is no place for it
+
+
+def free_ports(count: int) -> list[int]:
+    """Different ports that nobody uses now; a second demo beside the first finds others."""
+    with contextlib.ExitStack() as held:  # all at once, or the system might offer one of them twice
+        probes = [held.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
+
+
+def free_port() -> int:
+    return free_ports(1)[0]
+
+
+class Processes:
+    """`start` by name; leaving the context ends all of them, politely first."""
+
+    def __init__(self, logs: Path) -> None:
+        logs.mkdir(parents=True, exist_ok=True)
+        self._logs = logs
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._running.values():
+            if process.poll() is None:
+                process.terminate()
+        limit = time.monotonic() + GRACE_SECONDS
+        for process in self._running.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(limit - time.monotonic(), 0.0))
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+
+    def start(self, name: str, arguments: list[str], environment: Mapping[str, str] | None = None) -> None:
+        """`python -m fedrep_cli.main ARGUMENTS`, its output appended to NAME.log."""
+        with (self._logs / f"{name}.log").open("ab") as log:
+            self._running[name] = subprocess.Popen(
+                [sys.executable, "-m", "fedrep_cli.main", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **(environment or {})},
+                start_new_session=True,  # Ctrl-C reaches the parent only, which then ends its children in order
+                preexec_fn=partial(_end_with_parent, os.getpid()) if _LIBC is not None else None,
+            )
+
+    def kill(self, name: str) -> None:
+        """As a power cut would."""
+        process = self._running[name]
+        process.kill()
+        process.wait()
+
+    def running(self, name: str) -> bool:
+        process = self._running.get(name)
+        return process is not None and process.poll() is None
+
+    def failed(self) -> list[str]:
+        """Names of those that ended by themselves with an error."""
+        return [name for name, process in self._running.items() if (process.poll() or 0) > 0]
+
+    def require(self, name: str) -> None:
+        """Fails with the last words of a process that should be running."""
+        process = self._running[name]
+        if process.poll() is not None:
+            raise FedrepError(f"{name} ended with code {process.returncode}: {self.last_words(name)}")
+
+    def last_words(self, name: str) -> str:
+        text = (self._logs / f"{name}.log").read_text(errors="replace").strip()
+        return text.splitlines()[-1] if text else "it said nothing"
+
+
+@contextmanager
+def orderly_end() -> Iterator[None]:
+    """SIGTERM and a closed terminal leave through the same doors as Ctrl-C, so that children and files go too."""
+
+    def leave(number: int, _frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end_with_parent(parent: int) -> None:
+    """Linux ends the child even when the parent is killed without a chance to clean up."""
+    assert _LIBC is not None
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # not SIGTERM: a silo would wait long for a server that is gone too
+    if os.getppid() != parent:  # it died before the line above
+        os._exit(1)

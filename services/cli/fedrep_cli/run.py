@@ -1,0 +1,312 @@
+"""`fedrep run`: what an admin does with runs. The manifest is made and signed on the admin's own machine."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import grpc
+import typer
+from google.protobuf.json_format import MessageToDict
+from rich.table import Column, Table
+
+from fedrep.errors import SettingsError
+from fedrep.privacy import shown
+from fedrep.protocol.model_state import model_hash
+from fedrep.wire.v1 import observer_pb2 as pb
+from fedrep_cli import plan
+from fedrep_cli.output import JSON_HELP, complain, emit
+from fedrep_cli.settings_file import commented_toml, write_new
+from fedrep_identity.certificates import Credentials
+from fedrep_runtime.observer_client import ObserverClient
+from fedrep_runtime.proxy import take_capitals
+from fedrep_runtime.run_config import RunConfig, sign_run
+from fedrep_runtime.settings import load_settings
+from fedrep_trainers.layout import read_model
+
+app = typer.Typer(add_completion=False, no_args_is_help=True)
+
+Server = Annotated[str, typer.Option("--server", envvar="FEDREP_SERVER", help="host:port of the federation server.")]
+Identity = Annotated[
+    Path, typer.Option("--identity", envvar="FEDREP_IDENTITY", help="Folder with your admin or viewer certificate.")
+]
+Json = Annotated[bool, typer.Option("--json", help=JSON_HELP)]
+Name = Annotated[str, typer.Argument(help="Name of the run.")]
+Reason = Annotated[str, typer.Option("--reason", help="Shown to everyone.")]
+
+LOCAL = "localhost:8550"
+AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)
+AWAY_SECONDS = 1.0
+FOLDER = Path("credentials")
+
+
+@contextmanager
+def connected(server: str, identity: Path) -> Iterator[tuple[ObserverClient, Credentials]]:
+    take_capitals()
+    credentials = Credentials.load(identity)
+    client = ObserverClient(server, credentials.root, credentials.key_pair)
+    try:
+        yield client, credentials
+    except grpc.RpcError:
+        credentials.check()  # TLS refuses a certificate that has expired without a word to its holder
+        raise
+    finally:
+        client.close()
+
+
+@app.command()
+def init(path: Annotated[Path, typer.Argument(help="File to write.")] = Path("run.toml"), as_json: Json = False) -> None:
+    """Write a run file with every setting, its default and what it means."""
+    values = {"name": "first-run", "silos": ["hospital-a", "hospital-b", "hospital-c", "hospital-d"]}
+    text = commented_toml(RunConfig, "A FedREP run. Every commented line shows the default.", values)
+    then = f"fedrep run model init.safetensors, then fedrep run create --config {path} --model init.safetensors"
+    write_new(path, text, then, as_json)
+
+
+@app.command("model")
+def initial_model(
+    target: Annotated[Path, typer.Argument(help="File to write, safetensors.")],
+    config: Annotated[Path | None, typer.Option("--config", help="Settings of a silo, whose [trainer] makes the model.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write the parameters a run starts from, as the silos' trainer makes them; the same settings give the same ones."""
+    from fedrep_silo.config import load_client_settings
+    from fedrep_trainers.build import build_trainer
+    from fedrep_trainers.layout import write_model
+
+    trainer = build_trainer(load_client_settings(config).trainer)
+    vector = trainer.initial()
+    write_model(target, trainer.layout, vector)
+    emit({"file": str(target), "parameters": vector.size}, as_json, lambda r: f"Wrote {r['file']}, {r['parameters']} parameters.")
+
+
+@app.command()
+def create(
+    config: Annotated[Path, typer.Option("--config", help="The run, TOML (see fedrep run init).")],
+    model: Annotated[Path, typer.Option("--model", help="Initial parameters, safetensors.")],
+    server: Server = LOCAL,
+    identity: Identity = FOLDER,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check here and on the server; create nothing.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Check, sign and create a run; prints the preflight and the plan."""
+    settings = load_settings(RunConfig, config, "FEDREP_RUN")
+    layout, vector = read_model(model)
+    manifest = settings.manifest(vector.size, bytes.fromhex(layout.digest), model_hash(vector))
+    planned = plan.assess(manifest)
+    if planned["problems"]:
+        raise SettingsError("the run cannot work: " + "; ".join(planned["problems"]), reason="PREFLIGHT")
+    with connected(server, identity) as (client, credentials):
+        signed = sign_run(manifest, credentials.identity.name, credentials.chain, credentials.signing_key)
+        described = json.dumps([[p.name, list(p.shape)] for p in layout.parameters])
+        response = client.create_run(signed, settings.options(described), None if dry_run else vector)
+    if response.problems:
+        raise SettingsError("the server refuses the run: " + "; ".join(response.problems), reason="PREFLIGHT")
+    result = {"run": manifest.name, "hash": response.run.hex(), "created": not dry_run, "plan": planned}
+    emit(result, as_json, _created_text)
+
+
+def _created_text(result: Any) -> str:
+    what = "created" if result["created"] else "can be created"
+    return f"Run {result['run']!r} {what} ({result['hash'][:16]}).\n{plan.render(result['plan'])}"
+
+
+@app.command("list")
+def list_runs(server: Server = LOCAL, identity: Identity = FOLDER, as_json: Json = False) -> None:
+    """All runs of a server."""
+    with connected(server, identity) as (client, _):
+        runs = client.call("ListRuns", pb.ListRunsRequest()).runs
+    emit({"runs": [_plain(run) for run in runs]}, as_json, _runs_table)
+
+
+@app.command()
+def show(name: Name, server: Server = LOCAL, identity: Identity = FOLDER, as_json: Json = False) -> None:
+    """One run: state, silos, kept models."""
+    with connected(server, identity) as (client, _):
+        run = _plain(client.call("GetRun", pb.GetRunRequest(name=name)))
+    emit(run, as_json, _run_table)
+
+
+@app.command()
+def watch(
+    name: Name,
+    server: Server = LOCAL,
+    identity: Identity = FOLDER,
+    after: Annotated[int, typer.Option("--after", help="Start behind this event.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Events of a run as they happen, until Ctrl-C; with --json one object per line. A server that restarts is waited for."""
+    position, away = after, False
+    with connected(server, identity) as (client, _):
+        while True:
+            try:
+                for response in client.watch(name, position):
+                    position, away = response.event.position, False
+                    emit(_plain(response.event), as_json, _event_text)
+                    sys.stdout.flush()  # a program that reads along should not wait for a full buffer
+            except grpc.RpcError as error:
+                if position == after or error.code() not in AWAY:
+                    raise
+                if not away:
+                    complain("fedrep run", f"the server is away; events after {position} follow when it is back")
+                away = True
+            time.sleep(AWAY_SECONDS)
+
+
+def _event_text(event: Any) -> str:
+    return f"{event['position']:>6}  round {event['round']:>5}  {event['severity']:<7}  {event['text']}"
+
+
+@app.command()
+def stop(name: Name, server: Server = LOCAL, identity: Identity = FOLDER, reason: Reason = "", as_json: Json = False) -> None:
+    """End a run for good."""
+    _steer("StopRun", pb.StopRunRequest(name=name, reason=reason), server, identity, as_json)
+
+
+@app.command()
+def pause(name: Name, server: Server = LOCAL, identity: Identity = FOLDER, reason: Reason = "", as_json: Json = False) -> None:
+    """Let the open round end and start no other."""
+    _steer("PauseRun", pb.PauseRunRequest(name=name, reason=reason), server, identity, as_json)
+
+
+@app.command()
+def resume(name: Name, server: Server = LOCAL, identity: Identity = FOLDER, as_json: Json = False) -> None:
+    """Go on with a paused run."""
+    _steer("ResumeRun", pb.ResumeRunRequest(name=name), server, identity, as_json)
+
+
+Silo = Annotated[str, typer.Argument(help="Name of the silo.")]
+
+
+@app.command()
+def exclude(
+    name: Name, silo: Silo, server: Server = LOCAL, identity: Identity = FOLDER, reason: Reason = "", as_json: Json = False
+) -> None:
+    """Keep a silo out of the next rounds."""
+    _steer("ExcludeSilo", pb.ExcludeSiloRequest(name=name, silo=silo, reason=reason), server, identity, as_json)
+
+
+@app.command()
+def readmit(name: Name, silo: Silo, server: Server = LOCAL, identity: Identity = FOLDER, as_json: Json = False) -> None:
+    """Let an excluded or sitting-out silo back in."""
+    _steer("ReadmitSilo", pb.ReadmitSiloRequest(name=name, silo=silo), server, identity, as_json)
+
+
+@app.command()
+def rollback(
+    name: Name,
+    version: Annotated[int, typer.Option("--version", help="A kept version (see fedrep run show).")],
+    server: Server = LOCAL,
+    identity: Identity = FOLDER,
+    as_json: Json = False,
+) -> None:
+    """Go on from an older model."""
+    _steer("RollBackRun", pb.RollBackRunRequest(name=name, version=version), server, identity, as_json)
+
+
+@app.command()
+def export(
+    name: Name,
+    target: Annotated[Path, typer.Argument(help="File to write, safetensors.")],
+    version: Annotated[int | None, typer.Option("--version", help="A kept version; the latest when absent.")] = None,
+    best: Annotated[bool, typer.Option("--best", help="The version the evaluator found best.")] = False,
+    trainer: Annotated[
+        Path | None,
+        typer.Option("--trainer", help="Settings of a silo, whose [trainer] adds batch-norm statistics from its data."),
+    ] = None,
+    server: Server = LOCAL,
+    identity: Identity = FOLDER,
+    as_json: Json = False,
+) -> None:
+    """Write a model to a file: its parameters, which are all the server has, or with --trainer the whole model."""
+    with connected(server, identity) as (client, _):
+        got, data = client.download(name, version=version, best=best)
+    if trainer is not None:
+        from fedrep_cli.whole_model import whole_model
+
+        data = whole_model(data, trainer, {"fedrep.run": name, "fedrep.version": str(got)})
+    target.write_bytes(data)
+    result = {"run": name, "version": got, "file": str(target), "size": len(data), "statistics": trainer is not None}
+    emit(result, as_json, _exported_text)
+
+
+def _exported_text(result: Any) -> str:
+    more = "" if result["statistics"] else " It holds the parameters; a model with batch norm needs --trainer for its statistics."
+    return f"Wrote {result['file']}, version {result['version']}.{more}"
+
+
+def _steer(method: str, request: Any, server: str, identity: Path, as_json: bool) -> None:
+    with connected(server, identity) as (client, _):
+        response = _plain(client.call(method, request))
+    body = next(iter(response.values()))
+    emit(body, as_json, lambda r: f"{r['name']}: {r['state']}" + (f" ({r['state_reason']})" if r.get("state_reason") else ""))
+
+
+def _plain(message: Any) -> dict[str, Any]:
+    """64-bit integers as numbers and bytes as hex, which is what people and programs expect here."""
+    plain = MessageToDict(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+    converted: dict[str, Any] = _converted(plain, message.DESCRIPTOR)
+    return converted
+
+
+def _converted(plain: dict[str, Any], descriptor: Any) -> dict[str, Any]:
+    import base64
+
+    for field in descriptor.fields:
+        if field.name not in plain:
+            continue
+        value = plain[field.name]
+        values = value if isinstance(value, list) else [value]
+        if field.message_type is not None:
+            values = [_converted(item, field.message_type) for item in values]
+        elif field.cpp_type in (field.CPPTYPE_INT64, field.CPPTYPE_UINT64):
+            values = [int(item) for item in values]
+        elif field.type == field.TYPE_BYTES:
+            values = [base64.b64decode(item).hex() for item in values]
+        plain[field.name] = values if isinstance(value, list) else values[0]
+    return plain
+
+
+def _runs_table(result: Any) -> Any:
+    if not result["runs"]:
+        return "No runs yet. Create one: fedrep run init, then fedrep run create."
+    table = Table(
+        Column("run", no_wrap=True), "state", "round", "applied", "skipped", "accuracy", "silos", "up MB", "down MB", "epsilon"
+    )
+    for run in result["runs"]:
+        accuracy = f"{run['accuracy']:.4f}" if "accuracy" in run else "-"
+        table.add_row(
+            run["name"],
+            run["state"],
+            f"{run['round']}/{run['rounds_planned']}",
+            str(run["rounds_applied"]),
+            str(run["rounds_skipped"]),
+            accuracy,
+            f"{run['silos_present']}/{run['silos_allowed']}",
+            f"{run['bytes_up'] / 1e6:.2f}",
+            f"{run['bytes_down'] / 1e6:.2f}",
+            shown(run.get("epsilon_total")),
+        )
+    return table
+
+
+def _run_table(run: Any) -> Any:
+    from rich.console import Group
+
+    silos = Table(Column("silo", no_wrap=True), "state", "up KB", "down KB", "epsilon", "problem")
+    for silo in run["silos"]:
+        silos.add_row(
+            silo["name"],
+            silo["state"],
+            f"{silo['bytes_up'] / 1e3:.1f}",
+            f"{silo['bytes_down'] / 1e3:.1f}",
+            shown(silo.get("epsilon_total")),
+            silo["problem"],
+        )
+    kept = ", ".join(f"{m['version']}{' (best)' if m['best'] else ''}" for m in run["models"])
+    return Group(_runs_table({"runs": [run["summary"]]}), silos, f"Kept models: {kept}")

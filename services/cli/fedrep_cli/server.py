@@ -1,0 +1,121 @@
+"""`fedrep server`: the federation server and its operator's tools."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedrep.errors import SettingsError, StoreUnavailableError
+from fedrep_cli.ca import server_cert
+from fedrep_cli.output import JSON_HELP, emit
+from fedrep_cli.settings_file import commented_toml, write_new
+from fedrep_runtime.logging import configure_logging
+from fedrep_runtime.settings import load_settings
+from fedrep_server.config import ServerSettings
+
+app = typer.Typer(add_completion=False)
+
+Config = Annotated[Path | None, typer.Option("--config", help="Settings, TOML; FEDREP_SERVER__... wins over it.")]
+Json = Annotated[bool, typer.Option("--json", help=JSON_HELP)]
+HEALTH_SECONDS = 3.0
+
+app.command("cert")(server_cert)  # where a person looks for it first; `fedrep ca server-cert` is the same
+
+
+@app.callback(invoke_without_command=True)
+def server(
+    context: typer.Context,
+    config: Config = None,
+    check: Annotated[bool, typer.Option("--check", help="Only check settings, certificate and database.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Serve the federation until SIGTERM or Ctrl-C."""
+    if context.invoked_subcommand is not None:
+        return
+    settings = load_settings(ServerSettings, config, "FEDREP_SERVER")
+    configure_logging("server", settings.log_json)
+    from fedrep_server.operations.app import check_settings, serve
+
+    if check:
+        emit(check_settings(settings), as_json, lambda found: "\n".join(f"{key}: {value}" for key, value in found.items()))
+        return
+    asyncio.run(serve(settings))
+
+
+@app.command()
+def init(
+    path: Annotated[Path, typer.Argument(help="File to write.")] = Path("server.toml"),
+    as_json: Json = False,
+) -> None:
+    """Write a settings file with every setting, its default and what it means."""
+    then = (
+        "enrol the server (fedrep enroll TOKEN --folder FOLDER, with `credentials` set to that folder), "
+        f"then fedrep server --config {path} --check"
+    )
+    write_new(path, commented_toml(ServerSettings, "Settings of the FedREP server. Every line shows the default."), then, as_json)
+
+
+@app.command()
+def backup(
+    target: Annotated[Path, typer.Argument(help="File to write.")],
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Database, models and ledger in one file; the server may go on running."""
+    from fedrep_server.operations.backup import backup as make
+
+    settings = load_settings(ServerSettings, config, "FEDREP_SERVER")
+    made = make(settings.database_url, settings.data, target, settings.model_store)
+    emit(
+        {"file": str(target), "size": target.stat().st_size, "runs": made.runs, "models": made.models},
+        as_json,
+        lambda r: f"Wrote {r['file']}: runs: {r['runs']}, models: {r['models']}.",
+    )
+
+
+@app.command()
+def restore(
+    source: Annotated[Path, typer.Argument(help="File written by backup.")],
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Into an empty database and data folder."""
+    from fedrep_server.operations.backup import restore as put_back
+
+    settings = load_settings(ServerSettings, config, "FEDREP_SERVER")
+    found = put_back(source, settings.database_url, settings.data, settings.model_store)
+    emit(
+        {"restored": str(source), "runs": found.runs, "models": found.models},
+        as_json,
+        lambda r: f"Restored {r['restored']}: runs: {r['runs']}, models: {r['models']}.",
+    )
+
+
+@app.command()
+def health(
+    config: Config = None,
+    live: Annotated[bool, typer.Option("--live", help="Only whether the process runs; a standby is live, not ready.")] = False,
+    address: Annotated[str | None, typer.Option("--address", help="host:port of another server's health port.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Ask a running server's health port, as a probe does; fails unless it serves."""
+    import grpc
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+    where = address or _health_address(load_settings(ServerSettings, config, "FEDREP_SERVER"))
+    with grpc.insecure_channel(where, [("grpc.enable_http_proxy", 0)]) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        status = stub.Check(health_pb2.HealthCheckRequest(service="live" if live else ""), timeout=HEALTH_SECONDS).status
+    if status != health_pb2.HealthCheckResponse.SERVING:
+        raise StoreUnavailableError("The server runs and does not serve: it stands by, starts, or stops.", reason="NOT_SERVING")
+    emit({"serving": True}, as_json, lambda _result: "serving")
+
+
+def _health_address(settings: ServerSettings) -> str:
+    if settings.health_port is None:
+        raise SettingsError("The settings switch the health port off, so there is nothing to ask. Set `health_port`.")
+    host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
+    return f"{host}:{settings.health_port}"

@@ -1,0 +1,1 @@
+"""The silo's daemon and the evaluator."""

@@ -1,0 +1,121 @@
+"""The silo's settings: where the federation is, who this silo is, what it trains, and what it allows."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from fedrep.protocol.silo_rules import Policy
+from fedrep_identity.roster import load_pinned_roster
+from fedrep_runtime.settings import load_settings
+from fedrep_trainers.settings import TrainerSettings
+
+Hour = Annotated[int, Field(ge=0, le=24)]
+Hash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class PolicySettings(Section):
+    """What this silo's operator allows, whatever an admin signs. A manifest outside it is refused with the reason."""
+
+    smallest_roster: int = Field(default=3, ge=2, description="fewest silos in a round")
+    smallest_buffer: int = Field(default=2, ge=2, description="fewest silos that share a buffer")
+    smallest_sum: int = Field(default=2, ge=2, description="fewest silos in a sum that may be opened (the run's min_survivors)")
+    least_alpha: float = Field(default=0.0, ge=0, le=1, description="least share of random coordinates in a proposal")
+    epsilon_budget: float | None = Field(default=None, gt=0, description="most epsilon spent on proposals over all rounds")
+    largest_fraction: float = Field(default=1.0, gt=0, le=1, description="largest K/d")
+    smallest_range: float = Field(default=0.0, ge=0, description="smallest clip range R")
+    allowed_runs: tuple[str, ...] | None = Field(default=None, description="names of runs; absent means any")
+    model_hash: Hash | None = Field(default=None, description="hash of the initial model this silo expects")
+    roster_file: Path | None = Field(
+        default=None, description="file with one key fingerprint (hex) per line: the only silos trusted"
+    )
+    hours: tuple[Hour, Hour] | None = Field(
+        default=None, description="hours of the day (local, from, to) in which this silo trains, for example [22, 6]"
+    )
+    allow_drills: bool = Field(default=False, description="whether this silo takes part in runs that allow attack drills")
+
+    def rules(self, layout_hash: bytes | None) -> Policy:
+        """As the core knows it; the roster file is read here, once."""
+        pinned = load_pinned_roster(self.roster_file) if self.roster_file is not None else None
+        return Policy(
+            smallest_roster=self.smallest_roster,
+            smallest_buffer=self.smallest_buffer,
+            smallest_sum=self.smallest_sum,
+            least_alpha=self.least_alpha,
+            epsilon_budget=self.epsilon_budget,
+            largest_fraction=self.largest_fraction,
+            smallest_range=self.smallest_range,
+            allowed_runs=self.allowed_runs,
+            expected_model_hash=bytes.fromhex(self.model_hash) if self.model_hash is not None else None,
+            expected_layout_hash=layout_hash,
+            allow_drills=self.allow_drills,
+            pinned_fingerprints=pinned,
+        )
+
+    def trains_at(self, moment: dt.datetime) -> bool:
+        """Hours may run over midnight, as in [22, 6]."""
+        if self.hours is None:
+            return True
+        start, end = self.hours
+        return start <= moment.hour < end if start <= end else (moment.hour >= start or moment.hour < end)
+
+
+class DrillSettings(Section):
+    """An attack this silo plays on purpose, in runs that allow drills."""
+
+    attack: str = Field(default="", description="name of the attack, empty for none")
+    options: dict[str, Any] = Field(default_factory=dict, description="settings of the attack, for example epsilon = 10")
+
+
+class ClientSettings(Section):
+    server: str = Field(default="localhost:8550", description="host:port of the federation server")
+    server_name: str | None = Field(
+        default=None, description="name in the server's certificate, where it differs from the address"
+    )
+    run: str = Field(default="", description="name of the run to take part in")
+    role: Literal["silo", "evaluator"] = Field(default="silo", description="silo trains; evaluator only tests the model")
+    credentials: Path = Field(default=Path("credentials"), description="folder with key.pem, cert.pem and root.pem")
+    state: Path = Field(default=Path("state"), description="folder for residual, momentum, model and ledger")
+    report: Literal["none", "counts", "all"] = Field(
+        default="all", description="figures sent to the server, unmasked: none, counts (clip rate, samples, epsilon) or all"
+    )
+    evaluate_every: int | None = Field(
+        default=None, ge=1, description="rounds between evaluations; absent: as many as the run's evaluation_interval says"
+    )
+    give_up_after: float = Field(default=86400.0, gt=0, description="seconds to keep trying while the server is away")
+    training_failures: int = Field(default=5, ge=1, description="failed trainings in a row after which the silo stops")
+    proof_rounds: int = Field(default=20, ge=1, description="rounds to wait for proof before pending values are given up")
+    grace_seconds: float = Field(default=30.0, ge=0, description="when asked to stop: time to finish a round already promised")
+    log_json: bool | None = Field(default=None, description="JSON log lines; by default JSON unless on a terminal")
+    trainer: TrainerSettings = TrainerSettings()
+    policy: PolicySettings = PolicySettings()
+    drill: DrillSettings = DrillSettings()
+
+
+def load_client_settings(path: Path | None, environ: Mapping[str, str] | None = None) -> ClientSettings:
+    """The silo's settings; relative paths are meant from the file's own folder, wherever the command is started."""
+    settings = load_settings(ClientSettings, path, "FEDREP_CLIENT", environ)
+    home = path.resolve().parent if path is not None else Path.cwd()
+    trainer = settings.trainer
+    folders = {name: home / value for name in ("data_dir", "cache_dir") if (value := getattr(trainer, name)) is not None} | {
+        "user_code_dir": home / (trainer.user_code_dir or ".")
+    }
+    policy = settings.policy
+    if policy.roster_file is not None:
+        policy = policy.model_copy(update={"roster_file": home / policy.roster_file})
+    return settings.model_copy(
+        update={
+            "credentials": home / settings.credentials,
+            "state": home / settings.state,
+            "trainer": trainer.model_copy(update=folders),
+            "policy": policy,
+        }
+    )

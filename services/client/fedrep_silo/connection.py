@@ -1,0 +1,364 @@
+"""The federation as a silo sees it: one coroutine per RPC, streams put together, retries while the server is away.
+
+A refusal by the server arrives as the error it raised there; a server out of reach is tried again with growing, jittered
+pauses, for as long as the operator allows, and is mentioned once a minute. Whatever leaves the silo is in the audit first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import grpc
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from fedrep import __version__
+from fedrep.errors import CryptoError, DecodeError, FedrepError, RefusedError
+from fedrep.protocol.manifests import SignedRoundManifest, SignedRunManifest
+from fedrep.protocol.messages import (
+    Confirmation,
+    Consensus,
+    Proposal,
+    Reveal,
+    Signatures,
+    Statement,
+    Submission,
+    SurvivorSet,
+    Update,
+)
+from fedrep.wire import codec
+from fedrep.wire.chunks import Assembler, cut_into_chunks
+from fedrep.wire.v1 import federation_pb2 as pb
+from fedrep.wire.v1.federation_pb2_grpc import FederationServiceStub
+from fedrep_identity.certificates import Credentials
+from fedrep_runtime.status import error_of
+from fedrep_runtime.tls import channel_options, client_channel_credentials
+from fedrep_silo.audit import Audit
+from fedrep_silo.config import ClientSettings
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+LARGEST_PAYLOAD = 8 * 2**30
+REMINDER_SECONDS = 60.0
+CALL_SECONDS = 180.0
+STREAM_SECONDS = 3600.0  # a large model over a slow line; a dead line is noticed by keepalive pings long before
+FIRST_PAUSE = 0.5
+LONGEST_PAUSE = 15.0
+
+# Everything else that carries no reason of this project's is a fault that trying again cannot mend.
+PASSING = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.UNKNOWN,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+)
+
+
+class ServerAwayError(FedrepError):
+    """The server stayed out of reach for longer than the operator allows."""
+
+    status = "UNAVAILABLE"
+    default_reason = "SERVER_AWAY"
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """What Join tells: the run's rules, the latest model's name, and the open round, if there is one."""
+
+    run: SignedRunManifest
+    round: SignedRoundManifest | None
+    model_version: int
+    model_hash: bytes
+    chain: bytes
+    state: str
+    server_certificate: bytes
+    last_round: int
+    evaluation_interval: int
+
+
+@dataclass(frozen=True, slots=True)
+class Concluded:
+    """What GetUpdate tells."""
+
+    update: Update
+    next_round: SignedRoundManifest | None
+    state: str
+
+
+class Connection:
+    """`lost` is set whenever the server was away, for the daemon to join again; `sent` counts the bytes that left."""
+
+    def __init__(
+        self, address: str, load: Callable[[], Credentials], audit: Audit, *, server_name: str | None, patience: float
+    ) -> None:
+        self._address = address
+        self._load = load
+        self._audit = audit
+        self._server_name = server_name
+        self._patience = patience
+        self._channel: grpc.aio.Channel | None = None
+        self._stub: Any = None
+        self._renewed = False
+        self._retired: set[asyncio.Task[None]] = set()
+        self._reminded: float | None = None
+        self.lost = False
+        self.sent = 0
+
+    async def close(self) -> None:
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close(None)
+
+    async def renew(self) -> None:
+        """After the certificate was renewed: the next call connects with the new one, and the silo joins with it.
+
+        The call under way keeps the old channel; cutting it would look like being asked to stop.
+        """
+        self._renewed = self.lost = True
+
+    async def join(self, run: str, session_key: bytes, signature: bytes, version: int | None) -> Joined:
+        request = pb.JoinRequest(
+            run_name=run,
+            session_key=session_key,
+            session_signature=signature,
+            model_version=version,
+            software_version=__version__,
+        )
+        size = request.ByteSize() if session_key else 0  # without a key it only asks for news
+        response = await self._call("Join", lambda stub: stub.Join(request, timeout=CALL_SECONDS), size)
+        return Joined(
+            codec.signed_run_from_wire(response.run),
+            codec.signed_round_from_wire(response.round) if response.HasField("round") else None,
+            response.model_version,
+            response.model_hash,
+            response.chain,
+            response.state,
+            response.server_certificate,
+            response.last_round,
+            max(response.evaluation_interval, 1),
+        )
+
+    async def model(self, run: bytes, version: int) -> tuple[pb.ModelHeader, NDArray[np.float32]]:
+        async def fetch(stub: Any) -> tuple[pb.ModelHeader, bytes]:
+            stream = stub.GetModel(pb.GetModelRequest(run=run, version=version), timeout=STREAM_SECONDS)
+            header = await _header_of(stream)
+            assembler = Assembler(4 * header.parameters, header.sha256, LARGEST_PAYLOAD, "the model")
+            return header, await _collect(stream, assembler)
+
+        header, data = await self._call("GetModel", fetch)
+        return header, np.frombuffer(data, "<f4").astype(np.float32)
+
+    async def certificates(self, run: bytes, fingerprints: list[bytes]) -> list[bytes]:
+        request = pb.GetCertificatesRequest(run=run, fingerprints=fingerprints)
+        response = await self._call("GetCertificates", lambda stub: stub.GetCertificates(request, timeout=CALL_SECONDS))
+        return list(response.certificates)
+
+    async def propose(self, proposal: Proposal, **details: Any) -> None:
+        header = codec.proposal_to_wire(proposal)
+        request = pb.ProposeCoordinatesRequest
+        await self._upload("ProposeCoordinates", request, header, proposal.coordinates, proposal.round, **details)
+
+    async def consensus(self, run: bytes, round_number: int) -> Consensus:
+        async def fetch(stub: Any) -> Consensus:
+            stream = stub.GetConsensus(pb.GetConsensusRequest(run=run, round=round_number), timeout=CALL_SECONDS)
+            header = await _header_of(stream)
+            assembler = Assembler(header.coordinates_size, header.coordinates_sha256, LARGEST_PAYLOAD, "the consensus")
+            return codec.consensus_from_wire(header, await _collect(stream, assembler))
+
+        return await self._waiting("GetConsensus", fetch)
+
+    async def submit(self, submission: Submission, **details: Any) -> None:
+        header = codec.submission_to_wire(submission)
+        request = pb.SubmitMaskedShareRequest
+        await self._upload("SubmitMaskedShare", request, header, submission.masked, submission.round, **details)
+
+    async def survivors(self, run: bytes, round_number: int) -> SurvivorSet:
+        request = pb.GetSurvivorsRequest(run=run, round=round_number)
+        response = await self._waiting("GetSurvivors", lambda stub: stub.GetSurvivors(request, timeout=CALL_SECONDS))
+        return codec.survivors_from_wire(response.survivors)
+
+    async def confirm(self, confirmation: Confirmation) -> Signatures:
+        request = codec.confirmation_to_wire(confirmation)
+        response = await self._waiting(
+            "ConfirmSurvivors",
+            lambda stub: stub.ConfirmSurvivors(request, timeout=CALL_SECONDS),
+            request.ByteSize(),
+            confirmation.round,
+        )
+        return codec.signatures_from_wire(response.signatures)
+
+    async def reveal(self, reveal: Reveal) -> None:
+        request = codec.reveal_to_wire(reveal)
+        await self._call(
+            "RevealShares", lambda stub: stub.RevealShares(request, timeout=CALL_SECONDS), request.ByteSize(), reveal.round
+        )
+
+    async def update(
+        self, run: bytes, round_number: int, *, statement: Statement | None = None, omit_agreement: bool = False
+    ) -> Concluded:
+        request = pb.GetUpdateRequest(run=run, round=round_number, omit_agreement=omit_agreement)
+        if statement is not None:
+            request.statement.CopyFrom(codec.statement_to_wire(statement))
+
+        async def fetch(stub: Any) -> Concluded:
+            stream = stub.GetUpdate(request, timeout=CALL_SECONDS)
+            header = await _header_of(stream)
+            size = header.coordinates_size + header.levels_size
+            payload = await _collect(stream, Assembler(size, header.payload_sha256, LARGEST_PAYLOAD, "the update"))
+            following = codec.signed_round_from_wire(header.next_round) if header.HasField("next_round") else None
+            return Concluded(codec.update_from_wire(header, payload), following, header.state)
+
+        sent = request.ByteSize() if statement is not None else 0
+        return await self._waiting("GetUpdate", fetch, sent, round_number)
+
+    async def report(self, request: pb.ReportMetricsRequest) -> None:
+        await self._call(
+            "ReportMetrics", lambda stub: stub.ReportMetrics(request, timeout=CALL_SECONDS), request.ByteSize(), request.round
+        )
+
+    async def leave(self, run: bytes) -> None:
+        request = pb.LeaveRequest(run=run)
+        await self._call("Leave", lambda stub: stub.Leave(request, timeout=10.0), request.ByteSize())
+
+    async def _waiting(self, method: str, call: Callable[[Any], Awaitable[T]], size: int = 0, round_number: int = 0) -> T:
+        """A call the server may hold: it answers NOT_YET after a while, and is asked again."""
+        while True:
+            try:
+                return await self._call(method, call, size, round_number)
+            except RefusedError as error:
+                if error.reason != "NOT_YET":
+                    raise
+                await asyncio.sleep(0.05)
+
+    async def _upload(
+        self,
+        method: str,
+        request: Callable[..., Any],
+        header: Any,
+        payload: bytes | memoryview,
+        round_number: int,
+        **details: Any,
+    ) -> None:
+        """The header, then the payload in chunks; from the start again when the answer was lost."""
+
+        async def parts() -> AsyncIterator[Any]:
+            yield request(header=header)
+            for chunk in cut_into_chunks(payload):
+                yield request(chunk=chunk)
+
+        size = header.ByteSize() + len(payload)
+        await self._call(
+            method, lambda stub: getattr(stub, method)(parts(), timeout=STREAM_SECONDS), size, round_number, **details
+        )
+
+    async def _call(
+        self, method: str, call: Callable[[Any], Awaitable[T]], size: int = 0, round_number: int = 0, **details: Any
+    ) -> T:
+        """`size` bytes leave the silo, once or, when the answer was lost, several times; the audit has them all."""
+        away_since: float | None = None
+        pause = FIRST_PAUSE
+        while True:
+            self.sent += size
+            if size:
+                self._audit.sent(method, size, round_number, **details)
+            try:
+                result = await call(self._connected())
+            except grpc.aio.AioRpcError as error:
+                refusal = error_of(error)
+                if refusal is not None:
+                    raise refusal from error
+                if error.code() not in PASSING:
+                    raise FedrepError(f"{method} failed: {error.code().name}: {error.details()}") from error
+                away_since = away_since if away_since is not None else time.monotonic()
+                self._note_away(time.monotonic() - away_since, error)
+                await self.close()
+                await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+                pause = min(2 * pause, LONGEST_PAUSE)
+                continue
+            if away_since is not None:
+                log.info("server_back", server=self._address, away=round(time.monotonic() - away_since))
+            return result
+
+    def _note_away(self, seconds: float, error: grpc.aio.AioRpcError) -> None:
+        """Once a minute, however many calls fail; an error once the operator's patience is over."""
+        self.lost = True
+        if seconds > self._patience:
+            raise ServerAwayError(
+                f"the server at {self._address} was out of reach for {self._patience:.0f} seconds ({self._why(error)}); "
+                "check the address with: fedrep doctor"
+            ) from error
+        now = time.monotonic()
+        if self._reminded is None or now - self._reminded >= REMINDER_SECONDS:
+            self._reminded = now
+            log.warning("server_away", server=self._address, seconds=round(seconds), why=self._why(error))
+
+    def _why(self, error: grpc.aio.AioRpcError) -> str:
+        """TLS ends a connection without a word to the side whose certificate it refuses, so this side looks at its own."""
+        details = str(error.details())
+        try:
+            self._load().check()
+        except CryptoError as own:
+            return str(own)
+        except FedrepError:  # no credentials to judge; what gRPC says is all there is
+            return details
+        if "CERTIFICATE_VERIFY_FAILED" in details:
+            return (
+                "the server could not prove that it belongs to this federation: its certificate is of another authority, for "
+                "another host name, or out of date; check the address and this machine's clock, then ask the server's operator"
+            )
+        return details
+
+    def _connected(self) -> Any:
+        if self._renewed and self._channel is not None:
+            task = asyncio.ensure_future(self._channel.close(STREAM_SECONDS))
+            self._retired.add(task)
+            task.add_done_callback(self._retired.discard)
+            self._channel = None
+        self._renewed = False
+        if self._channel is None:
+            credentials = self._load()
+            self._channel = grpc.aio.secure_channel(
+                self._address,
+                client_channel_credentials(credentials.root, credentials.key_pair),
+                options=channel_options(server_name=self._server_name),
+            )
+            self._stub = FederationServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        return self._stub
+
+
+def connect(settings: ClientSettings) -> Connection:
+    return Connection(
+        settings.server,
+        lambda: Credentials.load(settings.credentials),
+        Audit(settings.state / "audit.jsonl"),
+        server_name=settings.server_name,
+        patience=settings.give_up_after,
+    )
+
+
+def said_by_server(error: FedrepError) -> bool:
+    """Whether the server refused, rather than a rule of this silo's own."""
+    return isinstance(error.__cause__, grpc.RpcError)
+
+
+async def _header_of(stream: Any) -> Any:
+    async for message in stream:
+        if message.WhichOneof("part") != "header":
+            break
+        return message.header
+    raise DecodeError("the server's stream does not start with a header", reason="NO_HEADER")
+
+
+async def _collect(stream: Any, assembler: Assembler) -> bytes:
+    async for message in stream:
+        assembler.add(message.chunk)
+    return assembler.finish()

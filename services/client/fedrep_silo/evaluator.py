@@ -1,0 +1,197 @@
+"""The evaluator: holds test data, contributes nothing, follows the model, reports accuracy and loss, keeps the best model."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import time
+from dataclasses import replace
+
+import structlog
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from fedrep.coding import decode_coordinates
+from fedrep.errors import FedrepError, InvalidInputError, NotFoundError, ProtocolError, RefusedError
+from fedrep.protocol.messages import Outcome, Update
+from fedrep.protocol.model_state import ModelState
+from fedrep.wire.v1 import federation_pb2 as pb
+from fedrep_identity.certificates import TrustStore
+from fedrep_runtime.files import write_atomically
+from fedrep_silo.config import ClientSettings
+from fedrep_silo.connection import REMINDER_SECONDS, Joined, connect
+from fedrep_silo.daemon import OVER, POLL_SECONDS
+from fedrep_silo.peers import check_run_signature
+from fedrep_silo.state import StateFolder
+from fedrep_silo.training import in_thread
+from fedrep_trainers.trainer import Evaluation, ModelExporter, Trainer
+
+log = structlog.get_logger(__name__)
+
+
+class Evaluator:
+    def __init__(self, settings: ClientSettings, trust: TrustStore, trainer: Trainer) -> None:
+        self._settings = settings
+        self._trust = trust
+        self._trainer = trainer
+        self.connection = connect(settings)
+        self._state = StateFolder(settings.state)
+        self._best_file = settings.state / "best.safetensors"
+        self._best = self._best_so_far()
+        self._model: ModelState | None = None
+        self._evaluated: int | None = None
+        self._evaluated_in = 0
+        self._interval = 1
+        self.speaking = False  # an evaluator can leave at any moment
+        self._leaving = False
+        self._waiting_since: float | None = None
+        self._reminded: float | None = None
+        self.status: dict[str, object] = {"run": settings.run, "server": settings.server, "phase": "starting"}
+
+    @property
+    def model(self) -> ModelState | None:
+        return self._model
+
+    async def run(self) -> None:
+        while not self._leaving:
+            version = self._model.version if self._model else None
+            try:
+                joined = await self.connection.join(self._settings.run, b"", b"", version)
+                run = check_run_signature(joined.run, self._trust).digest()
+                self._interval = self._settings.evaluate_every or joined.evaluation_interval
+                await self._catch_up(run, joined)
+            except NotFoundError as error:  # the run is still to be created, or the model moved on while it was asked for
+                self._note_waiting(error)
+                await asyncio.sleep(POLL_SECONDS)
+                continue
+            self._waiting_since = None
+            if joined.state in OVER:
+                await self._evaluate(run, joined.last_round)
+                self._show(joined.last_round, f"run {joined.state}")
+                return
+            if joined.round is None:
+                await asyncio.sleep(POLL_SECONDS)
+                continue
+            await self._follow_rounds(run, joined.round.manifest.round)
+
+    def _note_waiting(self, error: NotFoundError) -> None:
+        """Once a minute; an error once the operator's patience is over."""
+        now = time.monotonic()
+        self._waiting_since = self._waiting_since if self._waiting_since is not None else now
+        if now - self._waiting_since > self._settings.give_up_after:
+            raise error
+        self._show(0, "waiting for the run")
+        if self._reminded is None or now - self._reminded >= REMINDER_SECONDS:
+            self._reminded = now
+            log.info("waiting_for_run", run=self._settings.run, why=str(error))
+
+    def stop(self) -> None:
+        self._leaving = True
+
+    async def leave(self) -> None:
+        await self.connection.close()
+
+    async def _follow_rounds(self, run: bytes, round_number: int) -> None:
+        """Round after round, as long as each update names the next one."""
+        while not self._leaving:
+            self._show(round_number, "waiting for the update")
+            try:
+                concluded = await self.connection.update(run, round_number)
+                await self._take(run, concluded.update)
+            except (RefusedError, ProtocolError, InvalidInputError) as error:
+                log.info("update_refused", round=round_number, why=str(error))
+                self._model = None
+                await asyncio.sleep(POLL_SECONDS)
+                return
+            if concluded.next_round is None or concluded.state in OVER:
+                return
+            round_number = concluded.next_round.manifest.round
+
+    async def _take(self, run: bytes, update: Update) -> None:
+        model = self._model
+        if update.outcome is not Outcome.APPLIED:
+            return
+        if model is None or model.version + 1 != update.model_version:
+            await self._fetch(run, update.model_version)
+        else:
+            self._model = model.follow(update, decode_coordinates(update.coordinates, model.vector.size))
+        if self._is_due(update.round):
+            await self._evaluate(run, update.round)
+
+    async def _catch_up(self, run: bytes, joined: Joined) -> None:
+        if self._model is None or self._model.version != joined.model_version:
+            await self._fetch(run, joined.model_version)
+            if self._is_due(joined.last_round):
+                await self._evaluate(run, joined.last_round)
+
+    def _is_due(self, round_number: int) -> bool:
+        """Once per interval, also where the round at its end was skipped or went by unseen."""
+        return self._evaluated is None or round_number // self._interval > self._evaluated_in // self._interval
+
+    async def _fetch(self, run: bytes, version: int) -> None:
+        header, vector = await self.connection.model(run, version)
+        self._model = replace(ModelState.initial(vector), version=header.version, chain=header.chain)
+
+    async def _evaluate(self, run: bytes, round_number: int) -> None:
+        model = self._model
+        if model is None or self._evaluated == model.version:
+            return
+        self._show(round_number, "evaluating")
+        self._evaluated, self._evaluated_in = model.version, round_number
+        try:
+            result = await in_thread(lambda: self._trainer.evaluate(model.vector))
+        except Exception as error:  # user code may raise anything; the next version is tried
+            problem = f"evaluation failed: {type(error).__name__}: {error}"
+            log.error("evaluation_failed", round=round_number, why=problem)
+            self.status["problem"] = problem
+            return
+        self.status |= {"accuracy": result.accuracy, "loss": result.loss, "problem": None}
+        log.info("evaluated", round=round_number, accuracy=result.accuracy, loss=round(result.loss, 4))
+        request = pb.ReportMetricsRequest(
+            run=run,
+            round=round_number,
+            model_version=model.version,
+            loss=result.loss,
+            accuracy=result.accuracy,
+            samples=result.samples,
+        )
+        try:
+            await self.connection.report(request)
+        except FedrepError as error:
+            log.warning("report_refused", why=str(error))
+        if score(result) > self._best:
+            await in_thread(lambda: self._keep_best(model, result))  # statistics are estimated anew, which takes a while
+
+    def _keep_best(self, model: ModelState, result: Evaluation) -> None:
+        """With batch-norm statistics where the trainer can give them; a model it cannot export is kept as plain parameters."""
+        tensors = None
+        if isinstance(self._trainer, ModelExporter):
+            try:
+                tensors = self._trainer.export(model.vector)
+            except FedrepError as error:
+                log.warning("model_not_exported", why=str(error))
+        notes = {"version": model.version, "accuracy": result.accuracy, "loss": result.loss, "score": score(result)}
+        data = save(tensors if tensors is not None else {"model": model.vector}, {"fedrep": json.dumps(notes)})
+        write_atomically(self._best_file, data, 0o644)
+        self._best = score(result)
+
+    def _best_so_far(self) -> float:
+        """A restart does not forget how good the best model was."""
+        if not self._best_file.exists():
+            return -math.inf
+        try:
+            with safe_open(self._best_file, "np") as file:
+                return float(json.loads(file.metadata()["fedrep"])["score"])
+        except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+            log.warning("best_model_unreadable", file=str(self._best_file), why=str(error))
+            return -math.inf
+
+    def _show(self, round_number: int, phase: str) -> None:
+        self.status |= {"round": round_number, "phase": phase}
+        self._state.save_status(self.status)
+
+
+def score(result: Evaluation) -> float:
+    """Larger is better: the accuracy, or the negative loss where the task has no accuracy."""
+    return result.accuracy if result.accuracy is not None else -result.loss

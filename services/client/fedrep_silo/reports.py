@@ -1,0 +1,168 @@
+"""What a silo tells: its operator a calm line per round, its status file, and the server as much as `report` allows.
+
+Figures are not masked, so the operator decides: "none" sends no figures, "counts" clip rate, samples, epsilon and rounds given
+up, "all" also losses, accuracy, timings and the text of training errors. Refused manifests and drills are always reported.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import structlog
+
+from fedrep.errors import FedrepError
+from fedrep.privacy import Ledger
+from fedrep.protocol.manifests import RoundManifest, RunManifest
+from fedrep.protocol.messages import Outcome, Update
+from fedrep.wire.v1 import federation_pb2 as pb
+from fedrep_silo.books import Books
+from fedrep_silo.config import ClientSettings
+from fedrep_silo.connection import Connection, Joined
+from fedrep_silo.state import StateFolder, spent_epsilon
+from fedrep_silo.training import Trained, Training, TrainingFailedError, in_thread
+
+log = structlog.get_logger(__name__)
+
+LONGEST_PROBLEM = 500
+
+
+class Reports:
+    def __init__(
+        self, settings: ClientSettings, connection: Connection, state: StateFolder, name: str, training: Training
+    ) -> None:
+        self._settings = settings
+        self._connection = connection
+        self._state = state
+        self._training = training
+        self._trained: Trained | None = None
+        self._clip_rate: float | None = None
+        self._sent_before = 0
+        self._evaluate_every = 1
+        self.rounds_over = 0
+        self.status: dict[str, Any] = {"silo": name, "run": settings.run, "server": settings.server, "phase": "starting"}
+
+    def phase(self, round_number: int | None, phase: str) -> None:
+        self.status |= {"phase": phase, "at": time.time()}
+        if round_number is not None:
+            self.status["round"] = round_number
+        self._state.save_status(self.status)
+
+    def joined(self, run: RunManifest, joined: Joined) -> None:
+        self._evaluate_every = self._settings.evaluate_every or joined.evaluation_interval
+        again = self.status.get("run_hash") == run.digest().hex() and self.status.get("state") == joined.state
+        self.status |= {"state": joined.state, "run_hash": run.digest().hex(), "last_round": joined.last_round}
+        self.phase(None, "joined")
+        if not again:  # a silo between rounds asks every second
+            log.info("joined", run=run.name, state=joined.state, model_version=joined.model_version)
+
+    def trained(self, trained: Trained) -> None:
+        self._trained = trained
+
+    async def submitted(self, manifest: RoundManifest, clip_rate: float) -> None:
+        """The clip rate goes out before the round ends: the next range depends on it."""
+        self._clip_rate = clip_rate
+        self.status.pop("problem", None)
+        if self._settings.report != "none":
+            request = pb.ReportMetricsRequest(run=manifest.run, round=manifest.round, clip_rate=clip_rate)
+            await self._send(request)
+
+    async def refused_run(self, run: RunManifest, last_round: int, error: FedrepError) -> None:
+        """What this silo's policy forbids, the consortium should see."""
+        log.error("run_refused", run=run.name, why=str(error))
+        self.status |= {"problem": str(error)}
+        self.phase(None, "refused")
+        await self._send(_problem(run.digest(), last_round, str(error)))
+
+    async def problem(self, manifest: RoundManifest, text: str, *, own: bool) -> None:
+        """`own` is a rule or policy of this silo; what the server said itself it need not hear again."""
+        log.error("problem", round=manifest.round, why=text)
+        self.status |= {"problem": text}
+        if own:
+            await self._send(_problem(manifest.run, manifest.round, text))
+
+    async def training_failed(self, manifest: RoundManifest, error: TrainingFailedError) -> None:
+        """The text of user code's errors may quote data: it leaves the silo only with report = "all"."""
+        log.error("training_failed", round=manifest.round, why=str(error))
+        text = f"training failed: {error}"
+        self.status |= {"problem": text}
+        if self._settings.report != "all":
+            text = "training failed; the silo's log says why"
+        await self._send(_problem(manifest.run, manifest.round, text))
+
+    async def round_over(self, manifest: RoundManifest, update: Update, books: Books) -> None:
+        ledger, given_up = books.journal.ledger, books.memory.given_up
+        request = pb.ReportMetricsRequest(
+            run=manifest.run, round=manifest.round, model_version=update.model_version, drill=self._settings.drill.attack
+        )
+        if self._settings.report != "none":
+            self._add_counts(request, ledger, given_up)
+        if self._settings.report == "all":
+            await self._add_figures(request, books, update)
+        if self._settings.report != "none" or self._settings.drill.attack:
+            await self._send(request)
+        budget = self._settings.policy.epsilon_budget
+        loss = self._trained.loss if self._trained is not None else None
+        sent, self._sent_before = self._connection.sent - self._sent_before, self._connection.sent
+        self.status |= {
+            "last_round": update.round,
+            "outcome": update.outcome.value,
+            "reason": update.reason,
+            "model_version": update.model_version,
+            "train_loss": loss,
+            "bytes_sent": sent,
+            "epsilon_total": spent_epsilon(ledger),
+            "epsilon_left": None if budget is None or ledger.total is None else budget - ledger.total,
+            "pending_rounds": len(books.memory.pending),
+            "given_up": given_up,
+        }
+        self.rounds_over += 1
+        self.phase(update.round, "between rounds")
+        log.info(
+            "round",
+            round=update.round,
+            outcome=update.outcome.value,
+            why=update.reason or None,
+            loss=round(loss, 4) if loss is not None else None,
+            bytes_sent=sent,
+            epsilon=self.status["epsilon_total"],
+        )
+        self._trained, self._clip_rate = None, None
+
+    def _add_counts(self, request: pb.ReportMetricsRequest, ledger: Ledger, given_up: int) -> None:
+        request.given_up = given_up
+        if ledger.total is not None:
+            request.epsilon_total = ledger.total
+        if self._settings.policy.epsilon_budget is not None:
+            request.epsilon_budget = self._settings.policy.epsilon_budget
+        if self._clip_rate is not None:
+            request.clip_rate = self._clip_rate
+        if self._trained is not None:
+            request.samples = self._trained.samples
+
+    async def _add_figures(self, request: pb.ReportMetricsRequest, books: Books, update: Update) -> None:
+        if self._trained is not None:
+            request.train_loss, request.train_seconds = self._trained.loss, self._trained.seconds
+        due = update.outcome is Outcome.APPLIED and update.round % self._evaluate_every == 0
+        model = books.model
+        if model is None or not due or self._training.busy:
+            return
+        try:
+            evaluation = await in_thread(lambda: self._training.trainer.evaluate(model.vector))
+        except Exception as error:  # user code may raise anything; a figure less is no reason to stop
+            log.error("evaluation_failed", round=update.round, why=f"{type(error).__name__}: {error}")
+            return
+        request.loss = evaluation.loss
+        if evaluation.accuracy is not None:
+            request.accuracy = evaluation.accuracy
+
+    async def _send(self, request: pb.ReportMetricsRequest) -> None:
+        """Figures are a courtesy: a server that does not want them must not stop the silo."""
+        try:
+            await self._connection.report(request)
+        except FedrepError as error:
+            log.debug("report_refused", why=str(error))
+
+
+def _problem(run: bytes, round_number: int, text: str) -> pb.ReportMetricsRequest:
+    return pb.ReportMetricsRequest(run=run, round=round_number, problem=text[:LONGEST_PROBLEM])

@@ -1,0 +1,220 @@
+"""The silo's memory on disk. Three files, each replaced whole, each written before the message that depends on it.
+
+    journal.json        round number, "revealed" and "renounced" rounds, epsilon ledger, last proposal   before speaking
+    memory.safetensors  residual, pending values with their proofs' keys, trainer state                  before submitting
+    model.safetensors   the model this silo holds, with version, hash and chain                          after an update
+
+A crash between two of them is harmless: the journal only forbids, the memory is consistent by itself, the model can be fetched.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from fedrep.errors import InvalidInputError, SettingsError
+from fedrep.privacy import CoordinateRelease, Ledger
+from fedrep.protocol.error_memory import ErrorMemory, Pending
+from fedrep.protocol.manifests import RunHash, SiloName
+from fedrep.protocol.model_state import ModelState, model_hash
+from fedrep.secagg.keys import load_verify_key
+from fedrep_runtime.files import write_atomically
+
+KEPT_ROUNDS = 1000  # about older rounds the silo says nothing any more
+
+TrainerState = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """`proposal` is the last I_k with what it was drawn for: (model version, k, alpha, coded coordinates as hex)."""
+
+    run: str = ""
+    last_round: int = 0
+    revealed: tuple[int, ...] = ()
+    renounced: tuple[int, ...] = ()
+    ledger: Ledger = field(default_factory=Ledger)
+    proposal: tuple[int, int, float, str] | None = None
+
+    def entered(self, round_number: int) -> Journal:
+        return replace(self, last_round=max(self.last_round, round_number))
+
+    def charged(self, release: CoordinateRelease) -> Journal:
+        return replace(self, ledger=self.ledger.charge(release))
+
+    def to_json(self) -> bytes:
+        document = {
+            "run": self.run,
+            "last_round": self.last_round,
+            "revealed": self.revealed[-KEPT_ROUNDS:],
+            "renounced": self.renounced[-KEPT_ROUNDS:],
+            "ledger": self.ledger.to_dict(),
+            "proposal": self.proposal,
+        }
+        return json.dumps(document).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Journal:
+        document = json.loads(data)
+        proposal = document["proposal"]
+        return cls(
+            document["run"],
+            document["last_round"],
+            tuple(document["revealed"]),
+            tuple(document["renounced"]),
+            Ledger.from_dict(document["ledger"]),
+            tuple(proposal) if proposal is not None else None,
+        )
+
+
+class StateFolder:
+    """Reads everything once; afterwards only writes. The caller holds the folder's lock."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self._journal = folder / "journal.json"
+        self._memory = folder / "memory.safetensors"
+        self._model = folder / "model.safetensors"
+
+    def journal(self) -> Journal:
+        if not self._journal.exists():
+            return Journal()
+        try:
+            return Journal.from_json(self._journal.read_bytes())
+        except (ValueError, KeyError, TypeError, InvalidInputError) as error:
+            raise SettingsError(
+                f"{self._journal} cannot be read ({error}). It guards this silo's privacy budget: restore it from a backup, or "
+                "leave the run with `fedrep client leave --purge` and join as a new silo"
+            ) from error
+
+    def save_journal(self, journal: Journal) -> None:
+        write_atomically(self._journal, journal.to_json())
+
+    def memory(self, parameters: int) -> tuple[ErrorMemory, dict[str, NDArray[Any]]]:
+        """The error memory and the trainer's state that belongs to it."""
+        if not self._memory.exists():
+            return ErrorMemory(np.zeros(parameters, np.float32)), {}
+        try:
+            with safe_open(self._memory, "np") as file:
+                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - safe_open is no mapping
+                notes = json.loads(file.metadata()["fedrep"])
+        except (SafetensorError, ValueError, KeyError, TypeError) as error:
+            raise SettingsError(
+                f"{self._memory} cannot be read ({error}). Restore it from a backup, or remove it: the silo then goes on "
+                "without the residual of past rounds"
+            ) from error
+        if arrays["residual"].size != parameters:
+            raise SettingsError(
+                f"{self._memory} belongs to a model with {arrays['residual'].size} parameters, not {parameters}; "
+                "use another state folder for another run"
+            )
+        pending = tuple(_pending_from(note, arrays) for note in notes["pending"])
+        memory = ErrorMemory(arrays["residual"], notes["trained_version"], None, pending, notes["given_up"])
+        trainer = {name.removeprefix("trainer."): array for name, array in arrays.items() if name.startswith("trainer.")}
+        return memory, trainer
+
+    def save_memory(self, memory: ErrorMemory, trainer: TrainerState) -> None:
+        arrays: dict[str, NDArray[Any]] = {"residual": memory.residual}
+        notes = []
+        for pending in memory.pending:
+            arrays[f"pending.{pending.round}.indices"] = pending.indices
+            arrays[f"pending.{pending.round}.sent"] = pending.sent
+            notes.append(_pending_notes(pending))
+        arrays |= {f"trainer.{name}": np.asarray(array, order="C") for name, array in trainer.items()}
+        trained = memory.trained_version if memory.update is None else None
+        document = {"pending": notes, "trained_version": trained, "given_up": memory.given_up}
+        write_atomically(self._memory, save(arrays, {"fedrep": json.dumps(document)}))
+
+    def model(self) -> ModelState | None:
+        if not self._model.exists():
+            return None
+        try:
+            with safe_open(self._model, "np") as file:
+                vector = file.get_tensor("model")
+                notes = json.loads(file.metadata()["fedrep"])
+            intact = model_hash(vector).hex() == notes["hash"]
+        except (SafetensorError, ValueError, KeyError, TypeError):
+            intact = False
+        if not intact:
+            return None  # fetched again from the server
+        return ModelState(vector, notes["version"], bytes.fromhex(notes["hash"]), bytes.fromhex(notes["chain"]))
+
+    def save_model(self, model: ModelState) -> None:
+        notes = {"version": model.version, "hash": model.hash.hex(), "chain": model.chain.hex()}
+        write_atomically(self._model, save({"model": model.vector}, {"fedrep": json.dumps(notes)}))
+
+    def save_status(self, status: Mapping[str, Any]) -> None:
+        """For `fedrep client status`. Nothing depends on it, so it costs no fsync: it changes several times a round."""
+        path = self.folder / "status.json"
+        temporary = self.folder / ".status.json.part"
+        temporary.write_text(json.dumps(status))
+        temporary.replace(path)
+
+    def status(self) -> dict[str, Any]:
+        """What the daemon wrote last, with what the journal knows for certain."""
+        try:
+            shown: dict[str, Any] = json.loads((self.folder / "status.json").read_text())
+        except (OSError, ValueError):
+            shown = {"phase": "never started"}
+        journal = self.journal()
+        return shown | {"last_spoken_round": journal.last_round, "epsilon_total": spent_epsilon(journal.ledger)}
+
+    def run_to_leave(self) -> str:
+        """Like `journal().run`, but a journal that cannot be read is no reason to keep it."""
+        try:
+            return self.journal().run
+        except SettingsError:
+            return ""
+
+    def purge(self) -> None:
+        for name in ("status.json", "audit.jsonl", "best.safetensors"):
+            (self.folder / name).unlink(missing_ok=True)
+        for path in (self._memory, self._model, self._journal):
+            path.unlink(missing_ok=True)
+
+
+def spent_epsilon(ledger: Ledger) -> float | str:
+    """For people and programs alike: a number, or "none" once a proposal went out without any guarantee (alpha = 0)."""
+    if not ledger.rounds:
+        return 0.0
+    return ledger.total if ledger.total is not None else "none"
+
+
+def _pending_notes(pending: Pending) -> dict[str, Any]:
+    return {
+        "run": pending.run.hex(),
+        "round": pending.round,
+        "silo": pending.silo,
+        "place": pending.place,
+        "c2": pending.c2.hex(),
+        "min_survivors": pending.min_survivors,
+        "byzantine": pending.byzantine,
+        "colluders": pending.colluders,
+        "holders": {name: key.encoded.hex() for name, key in pending.holders.items()},
+    }
+
+
+def _pending_from(notes: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Pending:
+    number = notes["round"]
+    return Pending(
+        RunHash(bytes.fromhex(notes["run"])),
+        number,
+        SiloName(notes["silo"]),
+        notes["place"],
+        bytes.fromhex(notes["c2"]),
+        notes["min_survivors"],
+        notes["byzantine"],
+        notes["colluders"],
+        {SiloName(name): load_verify_key(bytes.fromhex(key)) for name, key in notes["holders"].items()},
+        arrays[f"pending.{number}.indices"],
+        arrays[f"pending.{number}.sent"],
+    )

@@ -1,0 +1,1 @@
+"""Certificates: the authority, enrolment, renewal, revocation, and how peers are judged."""

@@ -1,0 +1,300 @@
+"""The consortium's certificate authority: a P-256 root, optionally an intermediate that signs online, and what they sign.
+
+It runs apart from the federation server, which never holds a signing key. Name, role and host names of a certificate are
+arguments of `sign`, given by an administrator or an invitation; of the certificate request only the public key is used.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import secrets
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from cryptography.x509.oid import NameOID
+
+from fedrep.errors import ConflictError, DecodeError, InvalidInputError, NotFoundError, SettingsError
+from fedrep_identity.authority_name import AUTHORITY_NAME, OWN_NAME
+from fedrep_identity.certificates import (
+    CERTIFICATE_FILE,
+    KEY_FILE,
+    REVOCATIONS_FILE,
+    ROOT_FILE,
+    Credentials,
+    TrustStore,
+    key_fingerprint,
+    load_chain,
+)
+from fedrep_identity.keyfile import private_key_pem, seal_key, unseal_key
+from fedrep_identity.names import Identity, Role, check_name
+from fedrep_identity.register import Hosts, IssuedCertificate, Register
+from fedrep_identity.templates import BACKDATE, authority_certificate, leaf_certificate, subject_of
+from fedrep_runtime.files import taking_turns, write_atomically
+
+AUTHORITY_KEY, AUTHORITY_CHAIN, REGISTER_FILE, UPPER_REVOCATIONS = (
+    "authority.key",
+    "authority.pem",
+    "register.sqlite",
+    "upper-crl.pem",
+)
+LEAF_DAYS = 30
+LARGEST_REQUEST = 8192
+LIST_LIFETIME = dt.timedelta(days=7)
+
+
+@dataclass(frozen=True)
+class CertificateAuthority:
+    folder: Path
+    certificate: x509.Certificate
+    chain: bytes  # the signing certificate and those above it, without the root; empty when the root itself signs
+    root: bytes
+    register: Register
+    _key: ec.EllipticCurvePrivateKey = field(repr=False)
+
+    @classmethod
+    def create(cls, folder: Path, federation: str, passphrase: str, *, years: int = 10) -> CertificateAuthority:
+        """A new root. Its key belongs offline; give an online authority `create_intermediate` instead."""
+        check_name("federation name", federation)
+        _refuse_existing(folder)
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = subject_of(federation, f"{federation} root")
+        certificate = authority_certificate(subject, key, subject, key, path_length=1, days=365 * years)
+        pem = certificate.public_bytes(Encoding.PEM)
+        return cls._store(folder, key, passphrase, chain=b"", root=pem)
+
+    @classmethod
+    def create_intermediate(
+        cls, folder: Path, root: CertificateAuthority, passphrase: str, *, years: int = 2
+    ) -> CertificateAuthority:
+        """An authority under `root` for the machine that is online: if it is lost, the root revokes it."""
+        _refuse_existing(folder)
+        if root.chain:
+            raise InvalidInputError("An intermediate is signed by the root; this authority is itself an intermediate.")
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = f"issuing-{secrets.token_hex(4)}"  # the name under which the root can revoke it
+        subject = subject_of(root.federation, name)
+        certificate = authority_certificate(subject, key, root.certificate.subject, root._key, path_length=0, days=365 * years)
+        root._record(certificate, Identity(name, Role.SERVER, root.federation), Hosts())
+        upper = root.publish_revocations()
+        authority = cls._store(folder, key, passphrase, certificate.public_bytes(Encoding.PEM), root.root)
+        authority.take_upper_revocations(upper)
+        return authority
+
+    @classmethod
+    def _store(
+        cls, folder: Path, key: ec.EllipticCurvePrivateKey, passphrase: str, chain: bytes, root: bytes
+    ) -> CertificateAuthority:
+        sealed = seal_key(key, passphrase)
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        write_atomically(folder / ROOT_FILE, root, 0o644)
+        write_atomically(folder / AUTHORITY_CHAIN, chain, 0o644)
+        write_atomically(folder / AUTHORITY_KEY, sealed)
+        authority = cls._assemble(folder, key, chain, root)
+        authority.publish_revocations()
+        return authority
+
+    @classmethod
+    def open(cls, folder: Path, passphrase: str) -> CertificateAuthority:
+        try:
+            sealed = (folder / AUTHORITY_KEY).read_bytes()
+            chain, root = (folder / AUTHORITY_CHAIN).read_bytes(), (folder / ROOT_FILE).read_bytes()
+        except FileNotFoundError as error:
+            raise SettingsError(
+                f"{folder} holds no certificate authority ({Path(error.filename).name} is missing). "
+                "Make one with: fedrep ca init.",
+                reason="NO_AUTHORITY",
+            ) from None
+        return cls._assemble(folder, unseal_key(sealed, passphrase), chain, root)
+
+    def issuer_secret(self) -> dict[str, bytes]:
+        """The intermediate as a Kubernetes Secret of type tls, for an issuer of cert-manager. The key in it is not sealed."""
+        if not self.chain:
+            raise InvalidInputError(
+                "This is the root, whose key must not leave its folder. Make an intermediate with: fedrep ca intermediate."
+            )
+        return {"tls.key": private_key_pem(self._key), "tls.crt": self.chain + self.root}
+
+    @classmethod
+    def _assemble(cls, folder: Path, key: ec.EllipticCurvePrivateKey, chain: bytes, root: bytes) -> CertificateAuthority:
+        certificate = load_chain(chain or root)[0]
+        if certificate.public_key() != key.public_key():
+            raise SettingsError(
+                f"{AUTHORITY_KEY} and {AUTHORITY_CHAIN} in {folder} do not belong together. Restore the folder from a backup.",
+                reason="KEY_MISMATCH",
+            )
+        return cls(folder, certificate, chain, root, Register(folder / REGISTER_FILE), key)
+
+    @property
+    def federation(self) -> str:
+        return str(self.certificate.subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)[0].value)
+
+    def trust_store(self) -> TrustStore:
+        store = TrustStore(self.root, load_chain(self.chain) if self.chain else ())
+        store.update_revocations((self.folder / REVOCATIONS_FILE).read_bytes())
+        return store
+
+    def sign(self, request: bytes, identity: Identity, days: float = LEAF_DAYS, hosts: Hosts | None = None) -> bytes:
+        """The PEM chain of a certificate for `identity` and the request's public key; nothing else of it is used."""
+        hosts = hosts or Hosts()
+        if identity.federation != self.federation:
+            raise InvalidInputError(f"This authority signs for {self.federation!r}, not {identity.federation!r}.")
+        if hosts and identity.role is not Role.SERVER:
+            raise InvalidInputError(f"Only a server has host names; {identity} must not get any.")
+        if AUTHORITY_NAME in hosts.dns and identity.name != OWN_NAME:
+            raise InvalidInputError(f"{AUTHORITY_NAME} is the authority's own host name; choose another.")
+        public = public_key_of(request)
+        certificate = leaf_certificate(self.certificate, self._key, public, identity, days, hosts)
+        self.check_key_is_free(key_fingerprint(certificate), identity.name)
+        self._check_one_role(identity)
+        return self._record(certificate, identity, hosts)
+
+    def check_key_is_free(self, fingerprint: bytes, name: str) -> None:
+        """One key under two names would let one silo count twice."""
+        for other in self.register.names_of_key(fingerprint) - {name}:
+            raise ConflictError(
+                f"This key already belongs to {other}. Every name needs a key of its own: "
+                "enrol from an empty folder, so that a new key is made.",
+                reason="KEY_IN_USE",
+            )
+
+    def _check_one_role(self, identity: Identity) -> None:
+        """Logs, rosters and people go by name; one name with two roles would mislead them."""
+        now = dt.datetime.now(dt.UTC)
+        for issued in self.register.certificates(identity.name):
+            if issued.role is not identity.role and issued.status(now) == "valid":
+                raise ConflictError(
+                    f"{identity.name} already holds a valid certificate of role {issued.role}. "
+                    f"Choose another name for the {identity.role}, or revoke that one first.",
+                    reason="NAME_IN_USE",
+                )
+
+    def holders(self, name: str) -> set[bytes]:
+        """The keys that now hold `name`."""
+        now = dt.datetime.now(dt.UTC)
+        return {issued.fingerprint for issued in self.register.certificates(name) if issued.status(now) == "valid"}
+
+    def _record(self, certificate: x509.Certificate, identity: Identity, hosts: Hosts) -> bytes:
+        chain = certificate.public_bytes(Encoding.PEM) + self.chain
+        self.register.add_certificate(
+            IssuedCertificate(
+                certificate.serial_number,
+                identity.name,
+                identity.role,
+                key_fingerprint(certificate),
+                hosts,
+                certificate.not_valid_before_utc,
+                certificate.not_valid_after_utc,
+                chain,
+            )
+        )
+        return chain
+
+    def revoke(self, name: str) -> int:
+        """Every certificate of `name`; returns how many. The name can be invited again afterwards."""
+        if not self.register.certificates(name) and not any(i.name == name for i in self.register.invitations()):
+            raise NotFoundError(f"No certificate or invitation for {name!r} is in this register. See: fedrep ca list.")
+        count = self.register.mark_revoked(name, dt.datetime.now(dt.UTC))
+        self.publish_revocations()
+        return count
+
+    def publish_revocations(self) -> bytes:
+        """Sign a new, higher-numbered list, write it to `crl.pem`, and return that bundle.
+
+        One process at a time: a list prepared before a revocation must not be written after the one that has it.
+        """
+        with taking_turns(self.folder / ".crl.lock"):
+            bundle = self._signed_list()
+            write_atomically(self.folder / REVOCATIONS_FILE, bundle, 0o644)
+        return bundle
+
+    def _signed_list(self) -> bytes:
+        now = dt.datetime.now(dt.UTC).replace(microsecond=0)
+        builder = (
+            x509.CertificateRevocationListBuilder()
+            .issuer_name(self.certificate.subject)
+            .last_update(now - BACKDATE)
+            .next_update(now + LIST_LIFETIME)
+            .add_extension(x509.CRLNumber(self.register.next_number("crl")), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
+        )
+        for issued in self.register.certificates():
+            # An expired certificate is refused for its dates; the list need not carry it for ever.
+            if issued.revoked_at is not None and now < issued.not_after + LIST_LIFETIME:
+                builder = builder.add_revoked_certificate(
+                    x509.RevokedCertificateBuilder()
+                    .serial_number(issued.serial)
+                    .revocation_date(issued.revoked_at.replace(microsecond=0))
+                    .build()
+                )
+        upper = self.folder / UPPER_REVOCATIONS
+        bundle = self.chain + builder.sign(self._key, hashes.SHA256()).public_bytes(Encoding.PEM)
+        return bundle + (upper.read_bytes() if upper.exists() else b"")
+
+    def take_upper_revocations(self, bundle: bytes) -> None:
+        """Carry the root's own list along, so that a revoked intermediate is known to everybody who asks."""
+        TrustStore(self.root).update_revocations(bundle)
+        write_atomically(self.folder / UPPER_REVOCATIONS, bundle, 0o644)
+        self.publish_revocations()
+
+
+def public_key_of(request: bytes) -> ec.EllipticCurvePublicKey:
+    """The key of a certificate request (PEM or DER) whose sender has shown to hold the private half."""
+    if len(request) > LARGEST_REQUEST:
+        raise DecodeError(f"A certificate request has at most {LARGEST_REQUEST} bytes, this one has {len(request)}.")
+    try:
+        pem = request.lstrip().startswith(b"-----BEGIN")
+        parsed = x509.load_pem_x509_csr(request) if pem else x509.load_der_x509_csr(request)
+        public = parsed.public_key()
+        signed = parsed.is_signature_valid
+    except Exception:  # several kinds from the parser and from unsupported keys; the sender only needs to know this
+        raise DecodeError("This is not a certificate request (PKCS #10, PEM or DER). Make one with fedrep enroll.") from None
+    if not isinstance(public, ec.EllipticCurvePublicKey) or not isinstance(public.curve, ec.SECP256R1):
+        raise InvalidInputError("The request's key is not ECDSA P-256. Make a request with fedrep enroll.")
+    if not signed:
+        raise InvalidInputError("The request is not signed by its own key. Make a new one with fedrep enroll.")
+    return public
+
+
+def request_fingerprint(request: bytes) -> bytes:
+    """The fingerprint that a certificate for this request will have."""
+    der = public_key_of(request).public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(der).digest()
+
+
+def certificate_request(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """A PEM request that says nothing but the key: name and role are not the requester's to choose."""
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedrep")])
+    return x509.CertificateSigningRequestBuilder().subject_name(name).sign(key, hashes.SHA256()).public_bytes(Encoding.PEM)
+
+
+def issue_credentials(
+    authority: CertificateAuthority,
+    folder: Path,
+    identity: Identity,
+    dns_names: tuple[str, ...] = (),
+    ips: tuple[str, ...] = (),
+    days: float = LEAF_DAYS,
+) -> Credentials:
+    """Key, request and certificate in one go, without a network: for demos, tests, and the authority's own server."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    chain = authority.sign(certificate_request(key), identity, days, Hosts(tuple(dns_names), tuple(ips)))
+    write_atomically(folder / KEY_FILE, private_key_pem(key))
+    write_atomically(folder / ROOT_FILE, authority.root, 0o644)
+    write_atomically(folder / REVOCATIONS_FILE, (authority.folder / REVOCATIONS_FILE).read_bytes(), 0o644)
+    write_atomically(folder / CERTIFICATE_FILE, chain, 0o644)
+    return Credentials.load(folder)
+
+
+def _refuse_existing(folder: Path) -> None:
+    if (folder / AUTHORITY_KEY).exists():
+        raise ConflictError(
+            f"{folder} already holds a certificate authority. Replacing it would lock everybody out of the federation; "
+            "choose another folder, or move this one away if that is what you want.",
+            reason="AUTHORITY_EXISTS",
+        )

@@ -1,0 +1,156 @@
+"""Invitations: a single-use token that carries everything a silo needs to enrol, and the authority's half of it.
+
+The token holds the authority's and the server's address, the fingerprint of the federation's root, and a 256-bit secret.
+The register keeps only the secret's hash: who reads the register can enrol nobody.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import datetime as dt
+import hashlib
+import json
+import secrets
+from dataclasses import dataclass
+
+from fedrep.errors import ConflictError, DecodeError, InvalidInputError
+from fedrep.secagg.keys import SecretBytes
+from fedrep_identity.authority_name import OWN_NAME
+from fedrep_identity.certificates import load_chain, to_der
+from fedrep_identity.names import Identity, Role
+from fedrep_identity.register import Hosts, Register, StoredInvitation
+
+PREFIX = "fedrep1"
+DEFAULT_HOURS = 72.0
+LARGEST_TOKEN = 4096
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """What a token says. `name` and `role` are for the reader's eyes; the authority goes by its own register."""
+
+    id: str
+    secret: SecretBytes
+    name: str
+    role: Role
+    federation: str
+    enrolment_address: str
+    server_address: str
+    root_fingerprint: bytes
+    expires_at: dt.datetime
+
+    def token(self) -> str:
+        body = json.dumps(
+            {
+                "i": self.id,
+                "s": _text(self.secret.reveal()),
+                "n": self.name,
+                "r": self.role.value,
+                "f": self.federation,
+                "a": self.enrolment_address,
+                "w": self.server_address,
+                "p": _text(self.root_fingerprint),
+                "x": int(self.expires_at.timestamp()),
+            },
+            separators=(",", ":"),
+        ).encode()
+        return f"{PREFIX}.{_text(body)}.{_text(_checksum(body))}"
+
+    @classmethod
+    def from_token(cls, token: str) -> Invitation:
+        """Refuses a token that was cut or changed on its way, with a sentence that does not repeat it."""
+        parts = "".join(token.split()).split(".") if len(token) <= LARGEST_TOKEN else []
+        if len(parts) != 3 or parts[0] != PREFIX:
+            raise DecodeError(
+                f"This is not an invitation: one starts with {PREFIX}. and has three parts joined by dots. "
+                "Copy the whole token from the message you were sent.",
+                reason="BAD_TOKEN",
+            )
+        try:
+            body = _bytes(parts[1])
+            if _bytes(parts[2]) != _checksum(body):
+                raise ValueError("checksum")
+            said = json.loads(body)
+            return cls(
+                str(said["i"]),
+                SecretBytes(_bytes(said["s"])),
+                str(said["n"]),
+                Role(said["r"]),
+                str(said["f"]),
+                str(said["a"]),
+                str(said["w"]),
+                _bytes(said["p"]),
+                dt.datetime.fromtimestamp(int(said["x"]), dt.UTC),
+            )
+        except (ValueError, KeyError, TypeError, OverflowError, OSError):
+            raise DecodeError(
+                "The invitation was cut or changed on its way. Copy the whole token again from the message you were sent.",
+                reason="BAD_TOKEN",
+            ) from None
+
+
+def invite(
+    register: Register,
+    root: bytes,
+    identity: Identity,
+    *,
+    enrolment_address: str,
+    server_address: str,
+    hosts: Hosts | None = None,
+    hours: float = DEFAULT_HOURS,
+    now: dt.datetime | None = None,
+) -> Invitation:
+    """Write an invitation into the register. Needs no signing key, so an administrator can invite on a live system."""
+    now = (now or dt.datetime.now(dt.UTC)).replace(microsecond=0)
+    hosts = hosts or Hosts()
+    if identity.name == OWN_NAME:
+        raise InvalidInputError(f"{OWN_NAME!r} is the certificate authority's own name; choose another.")
+    if hours <= 0 or hours > 24 * 30:
+        raise InvalidInputError("An invitation is open for more than 0 and at most 720 hours.")
+    if hosts and identity.role is not Role.SERVER:
+        raise InvalidInputError(f"Only a server has host names; invite {identity} without any.")
+    if identity.role is Role.SERVER and not hosts:
+        raise InvalidInputError("A server needs the DNS names or addresses that silos will dial: give --dns or --ip.")
+    if any(issued.status(now) == "valid" for issued in register.certificates(identity.name)):
+        raise ConflictError(
+            f"{identity.name} already holds a valid certificate. Revoke it first (fedrep silo revoke {identity.name}), "
+            "or choose another name: two holders of one name could not be told apart.",
+            reason="NAME_IN_USE",
+        )
+    secret, invitation_id = secrets.token_bytes(32), secrets.token_hex(16)
+    expires_at = now + dt.timedelta(hours=hours)
+    register.add_invitation(
+        StoredInvitation(invitation_id, hash_secret(secret), identity.name, identity.role, hosts, now, expires_at)
+    )
+    return Invitation(
+        invitation_id,
+        SecretBytes(secret),
+        identity.name,
+        identity.role,
+        identity.federation,
+        enrolment_address,
+        server_address,
+        hashlib.sha256(to_der(load_chain(root)[0])).digest(),
+        expires_at,
+    )
+
+
+def hash_secret(secret: bytes) -> bytes:
+    """A plain hash is enough for 256 random bits: there is nothing to guess from."""
+    return hashlib.sha256(b"fedrep invitation" + secret).digest()
+
+
+def _checksum(body: bytes) -> bytes:
+    return hashlib.sha256(body).digest()[:6]
+
+
+def _text(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+def _bytes(text: str) -> bytes:
+    try:
+        return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    except binascii.Error as error:
+        raise ValueError(str(error)) from None

@@ -1,0 +1,59 @@
+"""Settings of `fedrep ca serve`, and the addresses that an authority writes into its invitations."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from fedrep.errors import SettingsError
+from fedrep_identity.authority_server import Addresses, Limits
+from fedrep_identity.rate_limit import RateLimit
+from fedrep_runtime.files import write_atomically
+
+ADDRESSES_FILE = "addresses.json"
+ENVIRONMENT = "FEDREP_CA"
+
+
+class AuthoritySettings(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    folder: Path = Path("ca")
+    host: str = "0.0.0.0"
+    enrolment_port: int = Field(8551, ge=0, le=65535)
+    certificate_port: int = Field(8552, ge=0, le=65535)
+    health_port: int | None = Field(None, ge=0, le=65535)
+    days: float = Field(30, gt=0, le=365)
+    enrolments_per_source: int = Field(10, ge=1, description="at once from one address; more if silos share one")
+    passphrase_file: Path | None = None
+    log_json: bool | None = None
+
+    def listening(self, public: str | None) -> Addresses:
+        return Addresses(self.host, self.enrolment_port, self.certificate_port, self.health_port, public)
+
+    def limits(self) -> Limits:
+        return Limits(enrol_per_source=RateLimit(burst=self.enrolments_per_source, per_second=0.1))
+
+
+@dataclass(frozen=True)
+class PublicAddresses:
+    """How silos reach the authority and the federation server, as host:port."""
+
+    enrolment: str
+    certificates: str
+    server: str
+
+    @classmethod
+    def load(cls, folder: Path) -> PublicAddresses:
+        try:
+            return cls(**json.loads((folder / ADDRESSES_FILE).read_text(encoding="utf-8")))
+        except (FileNotFoundError, ValueError, TypeError):
+            raise SettingsError(
+                f"{folder / ADDRESSES_FILE} is missing or damaged. Give --ca and --server, or make the folder with "
+                "`fedrep ca init`, which writes it."
+            ) from None
+
+    def save(self, folder: Path) -> None:
+        write_atomically(folder / ADDRESSES_FILE, (json.dumps(asdict(self), indent=2) + "\n").encode(), 0o644)

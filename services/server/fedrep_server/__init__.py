@@ -1,0 +1,1 @@
+"""The federation's server: calls from outside, runs and their rounds, the store, and what an operator needs."""

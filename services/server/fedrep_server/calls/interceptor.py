@@ -1,0 +1,277 @@
+"""One gate for every RPC: who calls, may they, how many bytes pass, and every error as a status with a reason.
+
+A call that stays open is looked at once a second: it is cut when its caller's certificate was revoked or has expired.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import aclosing
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, NoReturn, Protocol
+
+import grpc
+import structlog
+
+from fedrep.errors import CryptoError, DecodeError, FedrepError
+from fedrep_identity.certificates import PeerCertificate, Role, TrustStore
+from fedrep_identity.peer import peer_certificate
+from fedrep_identity.revocation import Revocations
+from fedrep_runtime.status import LONGEST_TEXT, abort_with
+from fedrep_server.calls.permissions import PERMISSIONS, PUBLIC_SERVICES
+from fedrep_server.calls.versions import refusal
+
+log = structlog.get_logger(__name__)
+
+SWEEP_SECONDS = 1.0
+JUDGED_SECONDS = 60.0
+MOST_JUDGEMENTS = 4096
+
+
+@dataclass
+class CallNotes:
+    """What a handler learns about its own call: who made it, and which run it turned out to be about."""
+
+    peer: PeerCertificate
+    run: str = ""
+
+
+_notes: ContextVar[CallNotes] = ContextVar("notes")
+
+Handler = Any  # grpc's own class takes type arguments in its stubs only
+Context = Any
+
+
+class Meter(Protocol):
+    """Told about every finished call."""
+
+    def called(self, method: str, caller: str, run: str, code: str, seconds: float, up: int, down: int) -> None: ...
+
+
+def caller() -> PeerCertificate:
+    """The certificate behind the RPC being served, already checked against the permissions."""
+    return _notes.get().peer
+
+
+def concerns_run(name: str) -> None:
+    """Called by whoever finds the run of a request, so that its bytes are counted there."""
+    notes = _notes.get(None)
+    if notes is not None:
+        notes.run = name
+
+
+class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    def __init__(self, trust: TrustStore, meter: Meter) -> None:
+        self.trust = trust
+        self.meter = meter
+        self._known: dict[object, tuple[PeerCertificate, Revocations, float]] = {}
+        self._handlers: dict[str, Handler] = {}
+        self._open: set[_Call] = set()
+        self._swept: Revocations | None = None
+        self._sweeping = False
+
+    def admit(self, context: Context, roles: tuple[Role, ...]) -> PeerCertificate:
+        """The caller's certificate. A judgement stands for a minute, unless a new revocation list or the expiry comes first."""
+        presented = Presented(context.auth_context())
+        key = (presented.shown, roles)
+        known = self._known.get(key)
+        now = time.time()
+        if known is not None and known[1] is self.trust.revoked and now < known[2]:
+            return known[0]
+        peer = peer_certificate(presented, self.trust, roles)
+        if len(self._known) >= MOST_JUDGEMENTS:
+            self._known.clear()
+        self._known[key] = (peer, self.trust.revoked, min(now + JUDGED_SECONDS, peer.not_after.timestamp()))
+        return peer
+
+    def opened(self, call: _Call) -> None:
+        self._open.add(call)
+        if not self._sweeping:
+            self._sweeping = True
+            asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._sweep)
+
+    def closed(self, call: _Call) -> None:
+        self._open.discard(call)
+
+    def _sweep(self) -> None:
+        """Cuts the calls of everyone who is no longer welcome. Without a new list only those that expire are looked at."""
+        revoked, now = self.trust.revoked, time.time()
+        judged: dict[bytes, CryptoError | None] = {}
+        for call in list(self._open):
+            peer = call.peer
+            if revoked is self._swept and now < peer.not_after.timestamp():
+                continue
+            if peer.chain not in judged:
+                judged[peer.chain] = self._unwelcome(peer.chain)
+            unwelcome = judged[peer.chain]
+            if unwelcome is not None:
+                call.cut(unwelcome)
+        self._swept = revoked
+        self._sweeping = bool(self._open)
+        if self._sweeping:
+            asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._sweep)
+
+    def _unwelcome(self, chain: bytes) -> CryptoError | None:
+        try:
+            self.trust.verify(chain)
+        except CryptoError as error:
+            return error
+        return None
+
+    async def intercept_service(
+        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]], details: grpc.HandlerCallDetails
+    ) -> Handler:
+        handler = await continuation(details)
+        method: str = details.method
+        if handler is None:
+            return refusal(method)
+        if method.startswith(PUBLIC_SERVICES):
+            return handler
+        if method not in self._handlers:
+            self._handlers[method] = self._wrapped(handler, method, tuple(PERMISSIONS.get(method, frozenset())))
+        return self._handlers[method]
+
+    def _wrapped(self, handler: Any, method: str, roles: tuple[Role, ...]) -> Handler:
+        """The same kind of handler, with the gate in front. It takes and gives bytes: nothing is decoded for a stranger."""
+        coding = Coding(handler.request_deserializer, handler.response_serializer)
+        if handler.response_streaming:
+            inner = handler.stream_stream if handler.request_streaming else handler.unary_stream
+
+            async def stream(request: Any, context: Context) -> AsyncIterator[bytes]:
+                call = _Call(self, method, roles, coding, context)
+                async for response in call.stream(inner, request):
+                    yield response
+
+            make = grpc.stream_stream_rpc_method_handler if handler.request_streaming else grpc.unary_stream_rpc_method_handler
+            return make(stream)
+        single = handler.stream_unary if handler.request_streaming else handler.unary_unary
+
+        async def unary(request: Any, context: Context) -> bytes | None:
+            return await _Call(self, method, roles, coding, context).unary(single, request)
+
+        make_unary = grpc.stream_unary_rpc_method_handler if handler.request_streaming else grpc.unary_unary_rpc_method_handler
+        return make_unary(unary)
+
+
+@dataclass(frozen=True, slots=True)
+class Coding:
+    """Messages of one RPC <-> bytes."""
+
+    read: Callable[[bytes], Any]
+    write: Callable[[Any], bytes]
+
+    def request(self, data: bytes) -> Any:
+        try:
+            return self.read(data)
+        except Exception as error:  # protobuf's own class; whatever it is, the bytes are at fault
+            raise DecodeError("these bytes are not a message of this call; update the program that sent them") from error
+
+
+class Presented:
+    """What a connection shows, asked for once: gRPC builds it anew at every question."""
+
+    def __init__(self, properties: Mapping[str, Iterable[bytes]]) -> None:
+        self._properties = properties
+        names = ("ssl_tls_version", "x509_pem_cert", "x509_pem_cert_chain")
+        self.shown = tuple(tuple(properties.get(name, ())) for name in names)
+
+    def auth_context(self) -> Mapping[str, Iterable[bytes]]:
+        return self._properties
+
+
+class _Call:
+    """One RPC in progress."""
+
+    def __init__(self, gate: Gate, method: str, roles: tuple[Role, ...], coding: Coding, context: Context) -> None:
+        self._gate = gate
+        self._method = method
+        self._roles = roles
+        self._coding = coding
+        self._context = context
+        self._up = 0
+        self._down = 0
+        self._started = time.monotonic()
+        self._notes: CallNotes | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._unwelcome: CryptoError | None = None
+
+    @property
+    def peer(self) -> PeerCertificate:
+        assert self._notes is not None
+        return self._notes.peer
+
+    def cut(self, reason: CryptoError) -> None:
+        if self._unwelcome is None and self._task is not None:
+            self._unwelcome = reason
+            self._task.cancel()
+
+    async def unary(self, behaviour: Callable[..., Awaitable[Any]], request: Any) -> bytes | None:
+        response = None
+        try:
+            self._admit()
+            response = self._sent(await behaviour(self._received(request), self._context))
+        except BaseException as error:
+            await self._ended_by(error)
+        self._finish("OK")
+        return response
+
+    async def stream(self, behaviour: Callable[..., AsyncGenerator[Any, None]], request: Any) -> AsyncIterator[bytes]:
+        try:
+            self._admit()
+            async with aclosing(behaviour(self._received(request), self._context)) as responses:
+                async for response in responses:
+                    yield self._sent(response)
+        except BaseException as error:
+            await self._ended_by(error)
+        self._finish("OK")
+
+    def _admit(self) -> None:
+        self._notes = CallNotes(self._gate.admit(self._context, self._roles))
+        _notes.set(self._notes)
+        self._task = asyncio.current_task()
+        self._gate.opened(self)
+
+    async def _ended_by(self, error: BaseException) -> NoReturn:
+        """Always raises: the status for the caller, or what must not be caught."""
+        if isinstance(error, asyncio.CancelledError) and self._unwelcome is not None and self._task is not None:
+            self._task.uncancel()
+            error = self._unwelcome
+        if isinstance(error, FedrepError):
+            self._finish(error.status, error)
+            await abort_with(self._context, error)
+        self._finish("INTERNAL" if isinstance(error, Exception) else "CANCELLED")
+        if isinstance(error, Exception):
+            log.error("rpc_failed", method=self._method, exc_info=error)
+            await abort_with(self._context, FedrepError("the server met an unexpected error; its log has the details"))
+        raise error
+
+    def _received(self, request: Any) -> Any:
+        return self._one_received(request) if isinstance(request, bytes) else self._stream_received(request)
+
+    def _one_received(self, data: bytes) -> Any:
+        self._up += len(data)
+        return self._coding.request(data)
+
+    async def _stream_received(self, requests: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+        async for data in requests:
+            yield self._one_received(data)
+
+    def _sent(self, response: Any) -> bytes:
+        data = self._coding.write(response)
+        self._down += len(data)
+        return data
+
+    def _finish(self, code: str, error: FedrepError | None = None) -> None:
+        name = self._notes.peer.identity.name if self._notes is not None else ""
+        run = self._notes.run if self._notes is not None else ""
+        seconds = time.monotonic() - self._started
+        self._gate.closed(self)
+        self._gate.meter.called(self._method, name, run, code, seconds, self._up, self._down)
+        if error is not None:
+            level = "warning" if isinstance(error, CryptoError) else "info"
+            getattr(log, level)(
+                "refused", method=self._method.rsplit("/")[-1], caller=name, reason=error.reason, why=str(error)[:LONGEST_TEXT]
+            )

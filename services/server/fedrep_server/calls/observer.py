@@ -1,0 +1,176 @@
+"""ObserverService: what admins and viewers see of the runs, and what admins may do to them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fedrep.errors import NotFoundError
+from fedrep.protocol.attendance import Attendance
+from fedrep.protocol.manifests import SiloName
+from fedrep.wire import codec
+from fedrep.wire.chunks import Assembler, cut_into_chunks
+from fedrep.wire.v1 import observer_pb2 as pb
+from fedrep.wire.v1 import observer_pb2_grpc
+from fedrep_server.calls import views
+from fedrep_server.calls.interceptor import caller
+from fedrep_server.calls.servicer import collect, header_of
+from fedrep_server.operations.export import check_layout, model_file
+from fedrep_server.rounds.coordinator import Coordinator
+from fedrep_server.rounds.journal import FLOAT_BYTES
+from fedrep_server.rounds.run_driver import RunDriver
+
+Context = Any
+PAGE = 500
+EVENT_PAGE = 500
+HEARTBEAT_SECONDS = 15.0
+LARGEST_MODEL_BYTES = 16 * 2**30
+
+
+class ObserverServicer(observer_pb2_grpc.ObserverServiceServicer):
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+        self._store = coordinator.store
+
+    async def ListRuns(self, request: pb.ListRunsRequest, context: Context) -> pb.ListRunsResponse:
+        newest_first = reversed(self._coordinator.drivers)
+        return pb.ListRunsResponse(runs=[await self._summary(driver) for driver in newest_first])
+
+    async def GetRun(self, request: pb.GetRunRequest, context: Context) -> pb.GetRunResponse:
+        driver = self._coordinator.run_named(request.name)
+        name = driver.manifest.name
+        silos = await asyncio.to_thread(self._store.silo_rows, name)
+        models = await asyncio.to_thread(self._store.models, name)
+        figures = await asyncio.to_thread(self._store.summary, name)
+        response = pb.GetRunResponse(
+            summary=await self._summary(driver),
+            manifest=codec.signed_run_to_wire(driver.signed),
+            silos=views.silo_statuses(driver, silos),
+            models=[views.model_version(row) for row in models],
+            last_event=figures.last_event,
+            dense_bytes_per_silo_round=2 * FLOAT_BYTES * driver.manifest.parameters,
+            options=driver.journal.options,
+        )
+        if driver.open is not None:
+            response.phase = driver.open.machine.phase.value
+            response.open_round = driver.open.signed.manifest.round
+        return response
+
+    async def ListRounds(self, request: pb.ListRoundsRequest, context: Context) -> pb.ListRoundsResponse:
+        name = self._coordinator.run_named(request.name).manifest.name
+        if request.downsample:
+            rows = await asyncio.to_thread(self._store.thinned_rounds, name, request.downsample)
+            return pb.ListRoundsResponse(rounds=[views.round_message(row) for row in rows])
+        limit = min(request.limit or PAGE, PAGE)
+        rows = await asyncio.to_thread(self._store.rounds, name, request.from_round, limit + 1)
+        following = rows[limit].row.round if len(rows) > limit else 0
+        return pb.ListRoundsResponse(rounds=[views.round_message(row) for row in rows[:limit]], next_round=following)
+
+    async def WatchRun(self, request: pb.WatchRunRequest, context: Context) -> AsyncIterator[pb.WatchRunResponse]:
+        """Everything after a position, then live. The store is read after every wake-up, so nothing is lost or repeated."""
+        driver = self._coordinator.run_named(request.name)
+        name, position = driver.manifest.name, request.after
+        while True:
+            news = asyncio.ensure_future(self._coordinator.watchers.wait(name, HEARTBEAT_SECONDS))
+            try:
+                events = await asyncio.to_thread(self._store.events, name, position, EVENT_PAGE)
+                summary = await self._summary(driver) if events else None
+                for stored in events:
+                    position = stored.position
+                    response = pb.WatchRunResponse(event=views.event_message(stored), summary=summary)
+                    view = None
+                    if stored.event.kind in ("round_applied", "round_skipped", "metrics"):
+                        view = await asyncio.to_thread(self._store.round_row, name, stored.event.round)
+                    if view is not None:
+                        response.round.CopyFrom(views.round_message(view))
+                    yield response
+                if len(events) < EVENT_PAGE:
+                    await news
+            finally:
+                news.cancel()
+
+    async def CreateRun(self, request_iterator: AsyncIterator[Any], context: Context) -> pb.CreateRunResponse:
+        header = await header_of(request_iterator)
+        signed = codec.signed_run_from_wire(header.manifest)
+        check_layout(header.options.layout, signed.manifest.parameters)
+        problems = await asyncio.to_thread(self._coordinator.rehearse, signed, caller())
+        if not problems and not header.dry_run:
+            size = FLOAT_BYTES * signed.manifest.parameters
+            assembler = Assembler(size, header.sha256, LARGEST_MODEL_BYTES, "the initial model")
+            await self._coordinator.create_run(signed, header.options, await collect(request_iterator, assembler))
+        return pb.CreateRunResponse(run=signed.manifest.digest(), problems=problems)
+
+    async def StopRun(self, request: pb.StopRunRequest, context: Context) -> pb.StopRunResponse:
+        driver = self._coordinator.run_named(request.name)
+        await driver.stop(request.reason or f"stopped by {caller().identity.name}")
+        return pb.StopRunResponse(summary=await self._summary(driver))
+
+    async def PauseRun(self, request: pb.PauseRunRequest, context: Context) -> pb.PauseRunResponse:
+        driver = self._coordinator.run_named(request.name)
+        await driver.pause(request.reason or f"paused by {caller().identity.name}")
+        return pb.PauseRunResponse(summary=await self._summary(driver))
+
+    async def ResumeRun(self, request: pb.ResumeRunRequest, context: Context) -> pb.ResumeRunResponse:
+        driver = self._coordinator.run_named(request.name)
+        await driver.go_on()
+        return pb.ResumeRunResponse(summary=await self._summary(driver))
+
+    async def ExcludeSilo(self, request: pb.ExcludeSiloRequest, context: Context) -> pb.ExcludeSiloResponse:
+        driver, silo = self._silo(request.name, request.silo)
+        text = f"{silo} excluded by {caller().identity.name}" + (f": {request.reason}" if request.reason else "")
+        await driver.change_attendance(lambda attendance: attendance.exclude(silo), "excluded", text, silo)
+        return pb.ExcludeSiloResponse(silo=await self._silo_status(driver, silo))
+
+    async def ReadmitSilo(self, request: pb.ReadmitSiloRequest, context: Context) -> pb.ReadmitSiloResponse:
+        driver, silo = self._silo(request.name, request.silo)
+        text = f"{silo} readmitted by {caller().identity.name}"
+
+        def change(attendance: Attendance) -> Attendance:
+            return attendance.readmit(silo)
+
+        await driver.change_attendance(change, "readmitted", text, silo)
+        return pb.ReadmitSiloResponse(silo=await self._silo_status(driver, silo))
+
+    async def RollBackRun(self, request: pb.RollBackRunRequest, context: Context) -> pb.RollBackRunResponse:
+        driver = self._coordinator.run_named(request.name)
+        await self._coordinator.roll_back(driver, request.version)
+        return pb.RollBackRunResponse(summary=await self._summary(driver))
+
+    async def DownloadModel(self, request: pb.DownloadModelRequest, context: Context) -> AsyncIterator[pb.DownloadModelResponse]:
+        driver = self._coordinator.run_named(request.name)
+        version = await self._wanted_version(driver, request)
+        stored = await self._coordinator.model(driver, version)
+        data = await asyncio.to_thread(model_file, stored, driver.journal.options.layout, driver.manifest.name)
+        yield pb.DownloadModelResponse(
+            header=pb.DownloadHeader(version=version, size=len(data), sha256=hashlib.sha256(data).digest())
+        )
+        for chunk in cut_into_chunks(data):
+            yield pb.DownloadModelResponse(chunk=chunk)
+
+    async def _wanted_version(self, driver: RunDriver, request: pb.DownloadModelRequest) -> int:
+        if request.HasField("version"):
+            return request.version
+        if not request.best:
+            return driver.model.state.version
+        kept = await asyncio.to_thread(self._store.models, driver.manifest.name)
+        best = next((row.version for row in kept if row.best), None)
+        if best is None:
+            raise NotFoundError("no evaluator has reported an accuracy yet, so no version is the best", reason="NO_BEST_MODEL")
+        return best
+
+    def _silo(self, run: str, name: str) -> tuple[RunDriver, SiloName]:
+        driver = self._coordinator.run_named(run)
+        if name not in driver.manifest.silos:
+            raise NotFoundError(f"run {run!r} has no silo named {name!r}", reason="UNKNOWN_SILO")
+        return driver, SiloName(name)
+
+    async def _silo_status(self, driver: RunDriver, silo: SiloName) -> pb.SiloStatus:
+        rows = await asyncio.to_thread(self._store.silo_rows, driver.manifest.name)
+        return next(status for status in views.silo_statuses(driver, rows) if status.name == silo)
+
+    async def _summary(self, driver: RunDriver) -> pb.RunSummary:
+        stored = await asyncio.to_thread(self._store.run, driver.manifest.name)
+        figures = await asyncio.to_thread(self._store.summary, driver.manifest.name)
+        return views.run_summary(driver, stored, figures)

@@ -1,0 +1,198 @@
+"""FederationService: each RPC decodes, hands over to the run's driver, encodes. No rule of the protocol lives here."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+from fedrep.errors import CryptoError, DecodeError, OutOfPhaseError, UnknownSiloError
+from fedrep.protocol.manifests import MAX_HOLDERS, RosterEntry, SiloName, session_key_message
+from fedrep.protocol.messages import Update, statement_message
+from fedrep.secagg.keys import check_agreement_public
+from fedrep.wire import codec
+from fedrep.wire.chunks import Assembler, cut_into_chunks
+from fedrep.wire.v1 import federation_pb2 as pb
+from fedrep.wire.v1 import federation_pb2_grpc
+from fedrep_identity.certificates import PeerCertificate, Role
+from fedrep_server.calls.interceptor import caller
+from fedrep_server.rounds.coordinator import Coordinator
+from fedrep_server.rounds.run_driver import RunDriver
+
+Context = Any
+LARGEST_PER_COORDINATE = 9  # bytes; a Rice code never needs more for one coordinate, with room for the header
+HEADER_ROOM = 64
+
+
+class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+
+    async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinResponse:
+        peer = caller()
+        driver = self._welcomed(self._coordinator.run_named(request.run_name))
+        if peer.identity.role is Role.SILO:
+            entry = _roster_entry(driver, peer, request) if request.session_key else None
+            await self._coordinator.seen(driver, peer, request.software_version)
+            if entry is not None:
+                self._coordinator.remember_certificate(peer)
+                await driver.join(entry, peer.verify_key)
+        state = driver.model.state
+        response = pb.JoinResponse(
+            run=codec.signed_run_to_wire(driver.signed),
+            model_version=state.version,
+            model_hash=state.hash,
+            chain=state.chain,
+            state=driver.state.value,
+            server_certificate=self._coordinator.server_certificate,
+            last_round=driver.last_round,
+            evaluation_interval=driver.journal.options.evaluation_interval,
+        )
+        if driver.open is not None:
+            response.round.CopyFrom(codec.signed_round_to_wire(driver.open.signed))
+        return response
+
+    async def GetModel(self, request: pb.GetModelRequest, context: Context) -> AsyncIterator[pb.GetModelResponse]:
+        driver = self._run(request.run)
+        stored = await self._coordinator.model(driver, request.version)
+        data = stored.vector.astype("<f4", copy=False).tobytes()
+        header = pb.ModelHeader(
+            version=stored.version,
+            parameters=stored.vector.size,
+            model_hash=stored.hash,
+            chain=stored.chain,
+            sha256=hashlib.sha256(data).digest(),
+        )
+        yield pb.GetModelResponse(header=header)
+        for chunk in cut_into_chunks(data):
+            yield pb.GetModelResponse(chunk=chunk)
+
+    async def GetCertificates(self, request: pb.GetCertificatesRequest, context: Context) -> pb.GetCertificatesResponse:
+        self._run(request.run)
+        if len(request.fingerprints) > MAX_HOLDERS:
+            raise DecodeError(f"a roster has at most {MAX_HOLDERS} certificates; ask for fewer at once", reason="TOO_LARGE")
+        return pb.GetCertificatesResponse(
+            certificates=[self._coordinator.certificate(fingerprint) for fingerprint in request.fingerprints]
+        )
+
+    async def ProposeCoordinates(self, request_iterator: AsyncIterator[Any], context: Context) -> pb.ProposeCoordinatesResponse:
+        header = await header_of(request_iterator)
+        driver = self._run(header.run)
+        limit = HEADER_ROOM + LARGEST_PER_COORDINATE * driver.manifest.coordinates
+        assembler = Assembler(header.coordinates_size, header.coordinates_sha256, limit, "the proposal's coordinates")
+        proposal = codec.proposal_from_wire(_silo(), header, await collect(request_iterator, assembler))
+        await driver.deliver(proposal)
+        return pb.ProposeCoordinatesResponse()
+
+    async def GetConsensus(self, request: pb.GetConsensusRequest, context: Context) -> AsyncIterator[pb.GetConsensusResponse]:
+        driver = self._run(request.run)
+        consensus = await driver.consensus(_silo(), request.round)
+        yield pb.GetConsensusResponse(header=codec.consensus_to_wire(consensus))
+        for chunk in cut_into_chunks(consensus.coordinates):
+            yield pb.GetConsensusResponse(chunk=chunk)
+
+    async def SubmitMaskedShare(self, request_iterator: AsyncIterator[Any], context: Context) -> pb.SubmitMaskedShareResponse:
+        header = await header_of(request_iterator)
+        driver = self._run(header.run)
+        limit = driver.manifest.coordinates * driver.manifest.ring_bits // 8
+        assembler = Assembler(header.masked_size, header.masked_sha256, limit, "the masked values")
+        submission = codec.submission_from_wire(_silo(), header, await collect(request_iterator, assembler))
+        await driver.deliver(submission)
+        return pb.SubmitMaskedShareResponse()
+
+    async def GetSurvivors(self, request: pb.GetSurvivorsRequest, context: Context) -> pb.GetSurvivorsResponse:
+        driver = self._run(request.run)
+        survivors = await driver.survivors(_silo(), request.round)
+        return pb.GetSurvivorsResponse(survivors=codec.survivors_to_wire(survivors))
+
+    async def ConfirmSurvivors(self, request: pb.ConfirmSurvivorsRequest, context: Context) -> pb.ConfirmSurvivorsResponse:
+        driver = self._run(request.run)
+        signatures = await driver.confirm(codec.confirmation_from_wire(_silo(), request))
+        return pb.ConfirmSurvivorsResponse(signatures=codec.signatures_to_wire(signatures))
+
+    async def RevealShares(self, request: pb.RevealSharesRequest, context: Context) -> pb.RevealSharesResponse:
+        driver = self._run(request.run)
+        await driver.deliver(codec.reveal_from_wire(_silo(), request))
+        return pb.RevealSharesResponse()
+
+    async def GetUpdate(self, request: pb.GetUpdateRequest, context: Context) -> AsyncIterator[pb.GetUpdateResponse]:
+        driver = self._run(request.run)
+        if request.HasField("statement"):
+            await self._take_statement(driver, request)
+        update = await driver.update(request.round)
+        if update is None:
+            raise OutOfPhaseError(f"round {request.round} is still open; ask again", reason="NOT_YET")
+        header, payload = codec.update_to_wire(await self._with_statements(driver, update), omit_agreement=request.omit_agreement)
+        next_round = await driver.next_round()
+        if next_round is not None:
+            header.next_round.CopyFrom(codec.signed_round_to_wire(next_round))
+        header.state = driver.state.value
+        yield pb.GetUpdateResponse(header=header)
+        for chunk in cut_into_chunks(payload):
+            yield pb.GetUpdateResponse(chunk=chunk)
+
+    async def ReportMetrics(self, request: pb.ReportMetricsRequest, context: Context) -> pb.ReportMetricsResponse:
+        await self._coordinator.report(self._run(request.run), caller(), request)
+        return pb.ReportMetricsResponse()
+
+    async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveResponse:
+        await self._run(request.run).leave(_silo())
+        return pb.LeaveResponse()
+
+    def _run(self, run: bytes) -> RunDriver:
+        return self._welcomed(self._coordinator.run_hashed(run))
+
+    def _welcomed(self, driver: RunDriver) -> RunDriver:
+        """A silo sees only runs that list it; evaluators follow every run."""
+        if caller().identity.role is Role.SILO:
+            driver.check_allowed(caller().identity.name)
+        return driver
+
+    async def _take_statement(self, driver: RunDriver, request: pb.GetUpdateRequest) -> None:
+        """Only the caller's own word, about a round that is over."""
+        peer = caller()
+        statement = codec.statement_from_wire(request.statement, request.run, request.round)
+        if statement.silo != peer.identity.name:
+            raise UnknownSiloError("a silo gives only its own statement", reason="NOT_YOUR_STATEMENT")
+        if peer.identity.role is not Role.SILO:
+            raise UnknownSiloError("only silos hold shares, so only they can state something about them", reason="NOT_A_HOLDER")
+        if request.round > driver.last_round:
+            raise OutOfPhaseError(f"round {request.round} is not over; no statement about it is needed yet")
+        message = statement_message(statement.run, statement.round, statement.silo)
+        try:
+            peer.verify_key.verify(statement.signature, message)
+        except CryptoError as error:
+            raise CryptoError("the statement is not validly signed", reason="BAD_SIGNATURE") from error
+        await self._coordinator.keep_statement(driver, statement)
+
+    async def _with_statements(self, driver: RunDriver, update: Update) -> Update:
+        return replace(update, statements=await self._coordinator.statements(driver, update.round))
+
+
+def _silo() -> SiloName:
+    return SiloName(caller().identity.name)
+
+
+def _roster_entry(driver: RunDriver, peer: PeerCertificate, request: pb.JoinRequest) -> RosterEntry:
+    check_agreement_public(request.session_key)
+    try:
+        peer.verify_key.verify(request.session_signature, session_key_message(driver.run, request.session_key))
+    except CryptoError as error:
+        raise CryptoError("the session key is not validly signed over this run", reason="BAD_SIGNATURE") from error
+    return RosterEntry(SiloName(peer.identity.name), peer.fingerprint, request.session_key, request.session_signature)
+
+
+async def header_of(requests: AsyncIterator[Any]) -> Any:
+    first = await anext(requests, None)
+    if first is None or first.WhichOneof("part") != "header":
+        raise DecodeError("a stream starts with its header", reason="NO_HEADER")
+    return first.header
+
+
+async def collect(requests: AsyncIterator[Any], assembler: Assembler) -> bytes:
+    async for request in requests:
+        if request.WhichOneof("part") != "chunk":
+            raise DecodeError("after its header a stream holds chunks only", reason="MALFORMED")
+        assembler.add(request.chunk)
+    return assembler.finish()

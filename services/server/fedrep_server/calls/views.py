@@ -1,0 +1,151 @@
+"""Rows of the store as messages of the observer contract."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fedrep.protocol.messages import Outcome
+from fedrep.wire.v1 import federation_pb2
+from fedrep.wire.v1 import observer_pb2 as pb
+from fedrep_server.rounds.run_driver import RunDriver
+from fedrep_server.store import ModelRow, RoundView, RunFigures, SiloRow, StoredEvent, StoredRun
+
+_OUTCOMES = {Outcome.APPLIED: federation_pb2.OUTCOME_APPLIED, Outcome.SKIPPED: federation_pb2.OUTCOME_SKIPPED}
+
+
+def run_summary(driver: RunDriver, stored: StoredRun, figures: RunFigures) -> pb.RunSummary:
+    return pb.RunSummary(
+        name=driver.manifest.name,
+        run=driver.run,
+        state=driver.state.value,
+        state_reason=driver.state_reason,
+        created_at=stored.created_at,
+        round=driver.last_round,
+        rounds_planned=driver.manifest.rounds,
+        rounds_applied=figures.rounds_applied,
+        rounds_skipped=figures.rounds_skipped,
+        model_version=driver.model.state.version,
+        accuracy=figures.accuracy,
+        loss=figures.loss,
+        bytes_up=figures.bytes_up,
+        bytes_down=figures.bytes_down,
+        epsilon_total=figures.epsilon_total,
+        epsilon_budget=figures.epsilon_budget,
+        silos_present=sum(1 for standing in driver.attendance.standings.values() if standing.present),
+        silos_allowed=len(driver.manifest.silos),
+        aggregator=driver.manifest.aggregator,
+        drills=driver.manifest.drills,
+        best_accuracy=figures.best_accuracy,
+    )
+
+
+def smallest_budget(options: pb.RunOptions, figures: RunFigures) -> float | None:
+    """The run's own budget or the smallest one a silo has reported, whichever ends the run's rounds first."""
+    return min(
+        (budget for budget in (options.epsilon_budget or None, figures.epsilon_budget) if budget is not None), default=None
+    )
+
+
+def silo_statuses(driver: RunDriver, rows: Sequence[SiloRow]) -> list[pb.SiloStatus]:
+    known = {row.name: row for row in rows}
+    return [_silo_status(driver, name, known.get(name)) for name in driver.manifest.silos]
+
+
+def _silo_status(driver: RunDriver, name: str, row: SiloRow | None) -> pb.SiloStatus:
+    standing = next((s for silo, s in driver.attendance.standings.items() if silo == name), None)
+    if name in driver.attendance.excluded:
+        state = "excluded"
+    elif standing is None or not standing.present:
+        state = "absent" if standing is None else "left"
+    elif standing.back_in_round > driver.last_round + 1:
+        state = "sitting_out"
+    else:
+        state = "present"
+    status = pb.SiloStatus(name=name, state=state)
+    if standing is not None:
+        status.strikes, status.back_in_round = standing.strikes, standing.back_in_round
+    if row is not None:
+        status.MergeFrom(
+            pb.SiloStatus(
+                last_seen=row.last_seen,
+                software_version=row.software_version,
+                bytes_up=row.bytes_up,
+                bytes_down=row.bytes_down,
+                certificate_expires=row.certificate_expires,
+                epsilon_total=_larger(row.epsilon_ledger, row.epsilon_reported),
+                epsilon_budget=row.epsilon_budget,
+                drill=row.drill,
+                problem=row.problem,
+                given_up=row.given_up,
+            )
+        )
+    return status
+
+
+def _larger(ledger: float | None, reported: float | None) -> float | None:
+    """Epsilon is never shown smaller than it is: no guarantee on the server's own ledger stays none."""
+    if ledger is None or reported is None:
+        return ledger
+    return max(ledger, reported)
+
+
+def round_message(view: RoundView) -> pb.Round:
+    row = view.row
+    return pb.Round(
+        round=row.round,
+        outcome=_OUTCOMES[row.outcome],
+        reason=row.reason,
+        started_at=row.started_at,
+        phase_seconds=row.phase_seconds,
+        consensus_size=row.consensus_size,
+        roster_size=row.roster_size,
+        proposed=row.proposed,
+        survivors=row.survivors,
+        bytes_up=row.bytes_up,
+        bytes_down=row.bytes_down,
+        epsilon=row.epsilon,
+        epsilon_theorem2=row.epsilon_theorem2,
+        clip_range=row.clip_range,
+        clip_rate=view.clip_rate if view.clip_rate is not None else row.clip_rate,
+        update_norm=row.update_norm,
+        accuracy=view.accuracy,
+        loss=view.loss,
+        silo_accuracy=view.silo_accuracy,
+        silo_loss=view.silo_loss,
+        buffers=[
+            pb.BufferRound(
+                number=buffer.number,
+                members=buffer.members,
+                survivors=buffer.survivors,
+                opened=buffer.opened,
+                discarded=buffer.discarded,
+                distance=buffer.distance,
+                weight=buffer.weight,
+            )
+            for buffer in row.buffers
+        ],
+        silos=[
+            pb.SiloRound(silo=silo.silo, status=silo.status, bytes_up=silo.bytes_up, bytes_down=silo.bytes_down)
+            for silo in row.silos
+        ],
+        model_version=row.model_version,
+        per_silo=row.per_silo,
+        tolerated=row.tolerated,
+    )
+
+
+def event_message(stored: StoredEvent) -> pb.Event:
+    event = stored.event
+    return pb.Event(
+        position=stored.position,
+        at=event.at,
+        kind=event.kind,
+        severity=event.severity,
+        round=event.round,
+        silo=event.silo,
+        text=event.text,
+    )
+
+
+def model_version(row: ModelRow) -> pb.ModelVersion:
+    return pb.ModelVersion(version=row.version, model_hash=row.hash, accuracy=row.accuracy, size=row.size, best=row.best)

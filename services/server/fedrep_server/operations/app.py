@@ -1,0 +1,243 @@
+"""The server process: ports, health, signals. `serve` runs until it is told to stop, then drains and returns.
+
+On the health port the service `live` says that the process runs; the empty name says that silos may call, which only a
+leader's does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import structlog
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+from grpc_reflection.v1alpha import reflection
+from prometheus_client import start_http_server
+
+from fedrep.errors import SettingsError, StoreUnavailableError
+from fedrep.wire.v1 import federation_pb2, federation_pb2_grpc, observer_pb2, observer_pb2_grpc
+from fedrep_identity.certificates import REVOCATIONS_FILE, Credentials, Role, TrustStore
+from fedrep_identity.folder import key_pair_loader
+from fedrep_identity.peer import RevocationSource, follow_revocations, refresh_revocations, revocations_from_file
+from fedrep_identity.upkeep import tend_credentials
+from fedrep_runtime.files import lock_folder
+from fedrep_runtime.tls import server_credentials, server_options
+from fedrep_server.calls.interceptor import Gate
+from fedrep_server.calls.observer import ObserverServicer
+from fedrep_server.calls.servicer import FederationServicer
+from fedrep_server.config import ServerSettings
+from fedrep_server.operations.alerts import watch_for_trouble
+from fedrep_server.operations.high_availability import OnLost, end_process, take_the_lead
+from fedrep_server.operations.metrics import ServerMetrics
+from fedrep_server.operations.run_metrics import RunCollector
+from fedrep_server.operations.telemetry import Telemetry
+from fedrep_server.rounds.coordinator import Coordinator
+from fedrep_server.rounds.model_store import open_model_store
+from fedrep_server.store import Retention, open_store
+
+log = structlog.get_logger(__name__)
+
+DRAIN_SECONDS = 2.0
+LIVE = "live"
+# Everybody calls at once when a phase ends or the server is back; beyond a thousand at once gRPC would cancel some at random.
+CROWD = [("grpc.server.max_pending_requests", 20_000), ("grpc.server.max_pending_requests_hard_limit", 40_000)]
+SERVICES = (
+    federation_pb2.DESCRIPTOR.services_by_name["FederationService"].full_name,
+    observer_pb2.DESCRIPTOR.services_by_name["ObserverService"].full_name,
+)
+
+
+@dataclass
+class RunningServer:
+    """A started server; the ports are the real ones where 0 was asked for."""
+
+    port: int
+    health_port: int | None
+    metrics_port: int | None
+    coordinator: Coordinator
+    stop: Callable[[], Awaitable[None]]
+
+
+async def start(settings: ServerSettings, on_lost: OnLost = end_process) -> RunningServer:
+    """Returns when this server leads and serves. Each failure is one sentence, and leaves nothing running."""
+    async with AsyncExitStack() as stack:
+        credentials, trust, revocations = await _identity(settings)
+        health = await _not_yet_serving()
+        health_port = await _serve_probes(settings, health, stack)
+        coordinator = await _coordinator(settings, credentials, stack, on_lost)
+        server = grpc.aio.server(interceptors=[Gate(trust, coordinator)], options=[*server_options(), *CROWD])
+        _add_services(server, coordinator, health)
+        secure = server_credentials(key_pair_loader(settings.credentials), credentials.root)
+        port = _bind(lambda: server.add_secure_port(f"{settings.host}:{settings.port}", secure), settings.host, settings.port)
+        stack.push_async_callback(server.stop, DRAIN_SECONDS)
+        metrics_port = _serve_metrics(settings, coordinator, stack)
+        await server.start()
+        stack.push_async_callback(coordinator.shut_down)
+        for work in (
+            follow_revocations(trust, revocations),
+            tend_credentials(settings.credentials),
+            watch_for_trouble(coordinator),
+        ):
+            stack.callback(asyncio.create_task(work).cancel)
+        for name in ("", *SERVICES):
+            await health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        stack.push_async_callback(health.enter_graceful_shutdown)
+        log.info("serving", port=port, health_port=health_port, metrics_port=metrics_port, runs=len(coordinator.drivers))
+        started = stack.pop_all()
+
+    async def stop() -> None:
+        """In the opposite order: health says so first, rounds end, calls drain, the database closes last."""
+        await started.aclose()
+        log.info("stopped")
+
+    return RunningServer(port, health_port, metrics_port, coordinator, stop)
+
+
+async def _identity(settings: ServerSettings) -> tuple[Credentials, TrustStore, RevocationSource]:
+    credentials = _server_credentials(settings)
+    trust = credentials.trust_store()
+    crl = settings.revocations or settings.credentials / REVOCATIONS_FILE
+    await refresh_revocations(trust, revocations_from_file(crl))
+    return credentials, trust, revocations_from_file(crl)
+
+
+def _server_credentials(settings: ServerSettings) -> Credentials:
+    try:
+        credentials = Credentials.load(settings.credentials)
+    except SettingsError as error:
+        if error.reason != "NOT_ENROLLED":
+            raise
+        raise SettingsError(
+            f"There is no server certificate in {settings.credentials}. Where the federation's certificate authority lives, say "
+            "`fedrep silo invite NAME --role server --dns HOST`, and here `fedrep enroll TOKEN --folder "
+            f"{settings.credentials}`; or point `credentials` to the folder that holds one.",
+            reason="NOT_ENROLLED",
+        ) from error
+    credentials.trust_store().verify(credentials.chain, roles=(Role.SERVER,))
+    return credentials
+
+
+async def _coordinator(settings: ServerSettings, credentials: Credentials, stack: AsyncExitStack, on_lost: OnLost) -> Coordinator:
+    _make_folder(settings.data)
+    kept = Retention(update_payloads=settings.retention.updates, events=settings.retention.events)
+    store = await asyncio.to_thread(open_store, settings.database_url, kept)
+    stack.push_async_callback(asyncio.to_thread, store.close)
+    await take_the_lead(store.database, settings.data, stack, on_lost)
+    models = open_model_store(settings.model_store, settings.data / "models", store.database)
+    telemetry = Telemetry.to_endpoint(settings.telemetry) if settings.telemetry else None
+    if telemetry is not None:
+        stack.push_async_callback(asyncio.to_thread, telemetry.close)
+    coordinator = Coordinator(settings, store, models, credentials, ServerMetrics(), telemetry)
+    coordinator.watchers.attach()
+    await coordinator.resume_runs()
+    return coordinator
+
+
+async def _not_yet_serving() -> HealthServicer:
+    health = HealthServicer()
+    for name in ("", *SERVICES):
+        await health.set(name, health_pb2.HealthCheckResponse.NOT_SERVING)
+    await health.set(LIVE, health_pb2.HealthCheckResponse.SERVING)
+    return health
+
+
+def _add_services(server: grpc.aio.Server, coordinator: Coordinator, health: HealthServicer) -> None:
+    federation_pb2_grpc.add_FederationServiceServicer_to_server(FederationServicer(coordinator), server)  # type: ignore[no-untyped-call]
+    observer_pb2_grpc.add_ObserverServiceServicer_to_server(ObserverServicer(coordinator), server)  # type: ignore[no-untyped-call]
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    reflection.enable_server_reflection((*SERVICES, reflection.SERVICE_NAME), server)
+
+
+def check_settings(settings: ServerSettings) -> dict[str, str]:
+    """What a start would find, without opening a port."""
+    credentials = _server_credentials(settings)
+    _make_folder(settings.data)
+    store = open_store(settings.database_url)
+    try:
+        runs = len(store.runs())
+    finally:
+        store.close()
+    return {
+        "identity": str(credentials.identity),
+        "certificate valid until": credentials.certificate.not_valid_after_utc.isoformat(),
+        "database": "reachable, schema up to date",
+        "runs": str(runs),
+    }
+
+
+async def serve(settings: ServerSettings, started: Callable[[RunningServer], None] | None = None) -> None:
+    """Runs until SIGTERM or SIGINT, also while it stands by; ends the process when another server took the lead."""
+    _make_folder(settings.data)
+    with lock_folder(settings.data):
+        asked = asyncio.Event()
+        for name in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(name, asked.set)
+        starting = asyncio.create_task(start(settings))
+        told_to_stop = asyncio.create_task(asked.wait())
+        try:
+            await asyncio.wait((starting, told_to_stop), return_when=asyncio.FIRST_COMPLETED)
+            if not starting.done():
+                starting.cancel()
+                await asyncio.wait((starting,))
+                return
+            running = await starting
+            if started is not None:
+                started(running)
+            try:
+                await told_to_stop
+            finally:
+                await running.stop()
+        finally:
+            told_to_stop.cancel()
+
+
+async def _serve_probes(settings: ServerSettings, health: HealthServicer, stack: AsyncExitStack) -> int | None:
+    """Kubernetes probes cannot speak mTLS: health, and nothing else, also on a plaintext port."""
+    if settings.health_port is None:
+        return None
+    probes = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    health_pb2_grpc.add_HealthServicer_to_server(health, probes)
+    port = _bind(lambda: probes.add_insecure_port(f"{settings.host}:{settings.health_port}"), settings.host, settings.health_port)
+    await probes.start()
+    stack.push_async_callback(probes.stop, 0)
+    return port
+
+
+def _serve_metrics(settings: ServerSettings, coordinator: Coordinator, stack: AsyncExitStack) -> int | None:
+    wanted = settings.metrics_port
+    if wanted is None:
+        return None
+
+    coordinator.metrics.registry.register(RunCollector(coordinator))
+
+    def listen() -> int:
+        listening, _ = start_http_server(wanted, settings.host, coordinator.metrics.registry)
+        stack.callback(listening.server_close)
+        stack.callback(listening.shutdown)
+        return listening.server_port
+
+    return _bind(listen, settings.host, wanted)
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreUnavailableError(f"The data folder {folder} cannot be created: {error.strerror}.") from error
+
+
+def _bind(bind: Callable[[], int], host: str, port: int) -> int:
+    try:
+        return bind()
+    except (RuntimeError, OSError) as error:
+        raise SettingsError(
+            f"cannot listen on {host}:{port}; another program uses the port, or the address is not this machine's. "
+            "Choose another in the server's settings",
+            reason="PORT_IN_USE",
+        ) from error

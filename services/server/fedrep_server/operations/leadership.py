@@ -1,0 +1,184 @@
+"""One leader at a time. On PostgreSQL an advisory lock says who may lead, and a term number keeps a former leader out.
+
+The lock lives as long as its session: when the leader dies or is cut off, the database drops the lock and a standby gets
+it. A former leader that has not noticed yet is stopped by the fence: every write transaction checks, in the database,
+that the lock's session still holds it and that the term has not moved on. The check keeps the term's row locked until
+commit, and a new leader raises the term before it reads anything: what the old one still commits, the new one sees.
+
+Who lost the lead ends its process and starts afresh: nothing that it knew from before may reach the store.
+
+On SQLite the lock is on the data folder, held by the process.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Protocol
+
+from sqlalchemy import Connection, NullPool, select, text, update
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from fedrep.errors import SettingsError, StoreUnavailableError
+from fedrep_runtime.files import lock_folder
+from fedrep_server.store.database import Database, make_engine
+from fedrep_server.store.tables import leadership
+
+LEADER_LOCK = 0x666564726C  # "fedrl"
+RETRY_SECONDS = 0.5
+
+
+class Leadership(Protocol):
+    def acquire(self, wait_seconds: float | None = None) -> bool:
+        """Become the leader; False when `wait_seconds` pass first (None: wait on, until `release`)."""
+        ...
+
+    def hold(self) -> bool:
+        """Call every second or so while leading; False, for good, once the lead is lost."""
+        ...
+
+    @property
+    def lost(self) -> bool: ...
+    def release(self) -> None: ...
+
+
+def leadership_of(database: Database, data_folder: Path, holder: str) -> Leadership:
+    """`holder` names this server to the operator, for example its host name."""
+    return FolderLeadership(data_folder) if database.is_sqlite else PostgresLeadership(database, holder)
+
+
+class FolderLeadership:
+    """The kernel keeps the lock as long as the process lives, so it cannot be lost, only released."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock = ExitStack()
+        self._released = threading.Event()
+        self.lost = False
+
+    def acquire(self, wait_seconds: float | None = None) -> bool:
+        return _retry(self._try, wait_seconds, self._released)
+
+    def _try(self) -> bool:
+        try:
+            self._lock.enter_context(lock_folder(self._folder))
+        except SettingsError as error:
+            if error.reason != "FOLDER_IN_USE":
+                raise
+            return False
+        return True
+
+    def hold(self) -> bool:
+        return not self.lost
+
+    def release(self) -> None:
+        self.lost = True
+        self._released.set()
+        self._lock.close()
+
+
+class PostgresLeadership:
+    """Also the fence of its database, from `acquire` on: what is not written as the leader is not written at all."""
+
+    def __init__(self, database: Database, holder: str) -> None:
+        self._database = database
+        self._holder = holder
+        self._engine = make_engine(database.url, poolclass=NullPool)
+        self._session: Connection | None = None
+        self._one_caller = threading.Lock()
+        self._released = threading.Event()
+        self._term = 0
+        self._pid = 0
+        self.lost = False
+
+    def acquire(self, wait_seconds: float | None = None) -> bool:
+        return _retry(self._try, wait_seconds, self._released)
+
+    def _try(self) -> bool:
+        """A database that is away is waited for: this server may be the one that is there when it comes back."""
+        with self._one_caller:
+            try:
+                session = self._session or self._connect()
+                if not session.execute(text("SELECT pg_try_advisory_lock(:key)"), {"key": LEADER_LOCK}).scalar_one():
+                    return False
+                # Waits for whatever the former leader is committing at this moment.
+                term = session.execute(
+                    update(leadership).values(term=leadership.c.term + 1, holder=self._holder).returning(leadership.c.term)
+                ).scalar_one()
+                self._pid = session.execute(text("SELECT pg_backend_pid()")).scalar_one()
+            except DBAPIError:
+                self._disconnect()
+                return False
+            self._term = term
+            self._database.fence = self
+            return True
+
+    def _connect(self) -> Connection:
+        self._session = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+        return self._session
+
+    def _disconnect(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            session.invalidate()
+            session.close()
+
+    def hold(self) -> bool:
+        with self._one_caller:
+            if self.lost or self._session is None:
+                self.lost = True
+                return False
+            try:
+                self._session.execute(text("SELECT 1"))
+            except SQLAlchemyError:
+                self.lost = True
+                self._disconnect()
+            return not self.lost
+
+    def check(self, connection: Connection) -> None:
+        if self.lost:
+            raise _not_leader()
+        term = connection.execute(select(leadership.c.term).with_for_update(read=True)).scalar_one()
+        held = connection.execute(_LOCK_HELD, {"pid": self._pid, "high": LEADER_LOCK >> 32, "low": LEADER_LOCK & 0xFFFFFFFF})
+        if term != self._term or held.first() is None:
+            self.lost = True
+            raise _not_leader()
+
+    def release(self) -> None:
+        """After the last write. The fence stays: a straggler must not write behind the next leader's back."""
+        self.lost = True
+        self._released.set()
+        with self._one_caller:
+            if self._session is not None:
+                self._session.close()
+                self._session = None
+            self._engine.dispose()
+
+
+_LOCK_HELD = text(
+    "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid = :pid AND objsubid = 1"
+    " AND classid = CAST(:high AS oid) AND objid = CAST(:low AS oid)"
+    " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+)
+
+
+def _not_leader() -> StoreUnavailableError:
+    return StoreUnavailableError(
+        "This server is no longer the leader; another one has taken over. Nothing was written; please ask again.",
+        reason="NOT_LEADER",
+    )
+
+
+def _retry(attempt: Callable[[], bool], wait_seconds: float | None, released: threading.Event) -> bool:
+    end: Any = None if wait_seconds is None else time.monotonic() + wait_seconds
+    while not released.is_set():
+        if attempt():
+            return True
+        left = RETRY_SECONDS if end is None else min(RETRY_SECONDS, end - time.monotonic())
+        if left <= 0:
+            return False
+        released.wait(left)
+    return False

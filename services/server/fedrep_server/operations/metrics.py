@@ -1,0 +1,59 @@
+"""Prometheus figures. Everything is per run, RPC or silo; never a value of a single silo's update."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from fedrep_server.rounds.closing import ClosedRound
+
+PHASES = ("propose", "submit", "confirm", "reveal")
+
+
+class ServerMetrics:
+    """One registry per server, so that two servers can live in one process."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        counter = partial(Counter, registry=self.registry)
+        gauge = partial(Gauge, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry)
+        self._calls = counter("fedrep_rpc_calls", "RPCs served", ["method", "code"])
+        self._seconds = histogram("fedrep_rpc_seconds", "Time in an RPC, waiting included", ["method"])
+        self._bytes = counter("fedrep_bytes", "Bytes of messages", ["method", "caller", "direction"])
+        self._rounds = counter("fedrep_rounds", "Rounds ended", ["run", "outcome"])
+        self._phase = histogram("fedrep_phase_seconds", "Duration of a phase", ["run", "phase"])
+        self._dropouts = counter("fedrep_dropouts", "Silos missing at a stage", ["run", "stage"])
+        self._buffers = counter("fedrep_buffers", "Buffers opened or not", ["run", "fate"])
+        self._distance = gauge("fedrep_buffer_distance", "Distance of a buffer's mean from the update", ["run", "buffer"])
+        self._range = gauge("fedrep_clip_range", "R, the range values are clipped to", ["run"])
+        self._clip_rate = gauge("fedrep_clip_rate", "Median share of clipped values", ["run"])
+        self._epsilon = gauge("fedrep_epsilon_round", "Exact epsilon of one proposal; absent without guarantee", ["run"])
+
+    def called(self, method: str, caller: str, code: str, seconds: float, up: int, down: int) -> None:
+        short = method.rsplit("/", 1)[-1]
+        self._calls.labels(short, code).inc()
+        self._seconds.labels(short).observe(seconds)
+        if caller:
+            self._bytes.labels(short, caller, "up").inc(up)
+            self._bytes.labels(short, caller, "down").inc(down)
+
+    def round_ended(self, run: str, closed: ClosedRound) -> None:
+        row = closed.row
+        self._rounds.labels(run, row.outcome.value).inc()
+        self._range.labels(run).set(row.clip_range)
+        for phase, seconds in zip(PHASES, row.phase_seconds, strict=False):
+            self._phase.labels(run, phase).observe(seconds)
+        self._dropouts.labels(run, "propose").inc(row.roster_size - row.proposed)
+        if row.buffers:
+            self._dropouts.labels(run, "submit").inc(row.proposed - row.survivors)
+            self._dropouts.labels(run, "reveal").inc(closed.failed_to_reveal)
+        for buffer in row.buffers:
+            self._buffers.labels(run, "opened" if buffer.opened else "discarded").inc()
+            if buffer.distance is not None:
+                self._distance.labels(run, str(buffer.number)).set(buffer.distance)
+        if row.clip_rate is not None:
+            self._clip_rate.labels(run).set(row.clip_rate)
+        if row.epsilon is not None:
+            self._epsilon.labels(run).set(row.epsilon)

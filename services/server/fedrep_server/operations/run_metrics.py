@@ -1,0 +1,62 @@
+"""Figures that are true at the moment Prometheus asks, also after a restart: how each run stands, what its silos have spent,
+who is there, when the certificate ends."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from fedrep.errors import FedrepError
+from fedrep_identity.certificates import Credentials
+from fedrep_server.rounds.closing import RunState
+from fedrep_server.rounds.coordinator import Coordinator
+
+
+class RunCollector(Collector):
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        by_run = ["run"]
+        active = GaugeMetricFamily("fedrep_run_active", "1 while a run waits for silos or plays rounds", labels=by_run)
+        quiet = GaugeMetricFamily("fedrep_run_quiet_seconds", "Time since a round ended, or since the start", labels=by_run)
+        present = GaugeMetricFamily("fedrep_silos_present", "Silos that joined and answer", labels=by_run)
+        allowed = GaugeMetricFamily("fedrep_silos_allowed", "Silos of the run, without excluded ones", labels=by_run)
+        quorum = GaugeMetricFamily("fedrep_silos_quorum", "Silos a round needs", labels=by_run)
+        number = GaugeMetricFamily("fedrep_round", "Last round that ended", labels=by_run)
+        version = GaugeMetricFamily("fedrep_model_version", "Latest model version", labels=by_run)
+        spent = GaugeMetricFamily(
+            "fedrep_epsilon_total",
+            "Largest sum of epsilon over the proposals of one silo; infinite without guarantee",
+            labels=by_run,
+        )
+        for driver in self._coordinator.drivers:
+            labels, attendance = [driver.manifest.name], driver.attendance
+            there = [name for name, standing in attendance.standings.items() if standing.present]
+            active.add_metric(labels, driver.state in (RunState.WAITING, RunState.RUNNING))
+            quiet.add_metric(labels, time.time() - driver.last_activity)
+            present.add_metric(labels, len(set(there) - attendance.excluded))
+            allowed.add_metric(labels, len(set(driver.manifest.silos) - attendance.excluded))
+            quorum.add_metric(labels, driver.manifest.quorum)
+            number.add_metric(labels, driver.last_round)
+            version.add_metric(labels, driver.model.state.version)
+            with suppress(FedrepError):  # a database that is away costs this figure, not the others
+                total = self._coordinator.store.summary(driver.manifest.name).epsilon_total
+                spent.add_metric(labels, math.inf if total is None else total)
+        yield from (active, quiet, present, allowed, quorum, number, version, spent)
+        yield from self._certificate()
+
+    def _certificate(self) -> Iterator[GaugeMetricFamily]:
+        """From the folder, where a renewed one appears."""
+        try:
+            ends = Credentials.load(self._coordinator.settings.credentials).certificate.not_valid_after_utc
+        except FedrepError:
+            return  # half replaced; the next question finds the whole
+        yield GaugeMetricFamily(
+            "fedrep_certificate_expires_timestamp_seconds", "Unix time at which the server's certificate ends", ends.timestamp()
+        )

@@ -1,0 +1,283 @@
+"""All runs of this server: created, found, resumed after a restart, and what the two services ask about them."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+
+import numpy as np
+import structlog
+
+from fedrep.errors import ConflictError, CryptoError, InvalidInputError, NotFoundError
+from fedrep.protocol.attendance import Attendance
+from fedrep.protocol.clip_range import ClipRange
+from fedrep.protocol.manifests import SignedRunManifest, run_manifest_message
+from fedrep.protocol.messages import Statement
+from fedrep.protocol.model_state import ModelState, ServerModel
+from fedrep.protocol.preflight import preflight
+from fedrep.wire import codec
+from fedrep.wire.v1 import federation_pb2 as pb
+from fedrep.wire.v1 import observer_pb2 as observer
+from fedrep_identity.certificates import Credentials, PeerCertificate
+from fedrep_server.calls.interceptor import concerns_run
+from fedrep_server.calls.permissions import FEDERATION
+from fedrep_server.config import ServerSettings
+from fedrep_server.operations.metrics import ServerMetrics
+from fedrep_server.operations.telemetry import Telemetry
+from fedrep_server.rounds.closing import ClosedRound, RunState
+from fedrep_server.rounds.journal import FLOAT_BYTES, Journal
+from fedrep_server.rounds.model_store import ModelStore, StoredModel
+from fedrep_server.rounds.open_round import Seal, quiet_after_restart
+from fedrep_server.rounds.run_driver import RunDriver
+from fedrep_server.rounds.watchers import Watchers
+from fedrep_server.store import NewEvent, NewModel, Progress, Store, StoredRun, attendance_from_json, attendance_to_json
+
+log = structlog.get_logger(__name__)
+
+
+class Coordinator:
+    def __init__(
+        self,
+        settings: ServerSettings,
+        store: Store,
+        models: ModelStore,
+        credentials: Credentials,
+        metrics: ServerMetrics,
+        telemetry: Telemetry | None = None,
+    ) -> None:
+        self.settings = settings
+        self.store = store
+        self.models = models
+        self.metrics = metrics
+        self.telemetry = telemetry
+        self.watchers = Watchers()
+        self.server_certificate = credentials.chain
+        self._seal = Seal(settings.credentials, credentials)
+        self._drivers: dict[str, RunDriver] = {}
+        self._by_hash: dict[bytes, RunDriver] = {}
+        self._certificates: dict[bytes, bytes] = {}
+        self._reported: dict[tuple[str, str], pb.ReportMetricsRequest] = {}
+        self._creating = asyncio.Lock()
+
+    @property
+    def drivers(self) -> tuple[RunDriver, ...]:
+        return tuple(self._drivers.values())
+
+    async def resume_runs(self) -> None:
+        """After a start: every run that is not over goes on from its last applied round."""
+        for stored in reversed(await asyncio.to_thread(self.store.runs)):
+            driver = await asyncio.to_thread(self._restored, stored)
+            self._add(driver)
+            log.info("run_resumed", run=stored.name, state=driver.state.value, last_round=driver.last_round)
+
+    def _restored(self, stored: StoredRun) -> RunDriver:
+        signed = codec.signed_run_from_wire(pb.SignedRunManifest.FromString(stored.manifest))
+        options = observer.RunOptions.FromString(stored.options)
+        progress = stored.progress
+        kept = self.models.get(stored.name, progress.model_version)
+        self.models.prune(stored.name, {row.version for row in self.store.models(stored.name)} | {progress.model_version})
+        model = ServerModel(ModelState(kept.vector, kept.version, kept.hash, kept.chain), kept.residual)
+        attendance = quiet_after_restart(attendance_from_json(progress.attendance))
+        clip_range = ClipRange(progress.clip_range, progress.clip_quiet)
+        journal = self._journal(signed, options, progress.buffer_seed)
+        last = progress.last_round
+        if stored.open_round > last:
+            journal.commit_restart(stored.open_round, model, attendance, clip_range)
+            last = stored.open_round
+        return self._driver(signed, journal, model, attendance, clip_range, RunState(stored.state), stored.reason, last)
+
+    async def create_run(self, signed: SignedRunManifest, options: observer.RunOptions, vector: bytes) -> None:
+        """After a rehearsal that found nothing."""
+        model = await asyncio.to_thread(_initial_model, signed, vector)
+        async with self._creating:
+            if signed.manifest.name in self._drivers:
+                raise _name_taken(signed.manifest.name)
+            driver = await asyncio.to_thread(self._created, signed, options, model)
+            self._add(driver)
+        self.watchers.changed(signed.manifest.name)
+        log.info("run_created", run=signed.manifest.name, admin=signed.admin)
+
+    def rehearse(self, signed: SignedRunManifest, admin: PeerCertificate) -> list[str]:
+        """Problems, if any: everything that can be said before the model arrives. Nothing is created."""
+        _check_admin(signed, admin)
+        if signed.manifest.name in self._drivers:
+            raise _name_taken(signed.manifest.name)
+        return preflight(signed.manifest)
+
+    def _created(self, signed: SignedRunManifest, options: observer.RunOptions, model: ServerModel) -> RunDriver:
+        manifest, state, seed = signed.manifest, model.state, secrets.token_bytes(32)
+        journal = self._journal(signed, options, seed)
+        self.models.put(manifest.name, 0, state.vector, model.residual, state.hash, state.chain)
+        clip_range = ClipRange(manifest.initial_range)
+        progress = Progress(0, 0, state.hash, state.chain, clip_range.value, 0, attendance_to_json(Attendance()), seed)
+        now = time.time()
+        stored = StoredRun(
+            manifest.name,
+            manifest.digest(),
+            codec.signed_run_to_wire(signed).SerializeToString(),
+            options.SerializeToString(),
+            RunState.WAITING.value,
+            "waiting for silos to join",
+            now,
+            progress,
+        )
+        created = NewEvent(now, "state", f"run created by {signed.admin}: waiting for silos to join")
+        self.store.create_run(stored, NewModel(0, state.hash, state.chain, FLOAT_BYTES * state.vector.size), [created])
+        return self._driver(signed, journal, model, Attendance(), clip_range, RunState.WAITING, stored.reason, 0)
+
+    def _journal(self, signed: SignedRunManifest, options: observer.RunOptions, seed: bytes) -> Journal:
+        manifest = signed.manifest
+        return Journal(
+            manifest.name,
+            manifest.digest(),
+            options,
+            manifest.rounds,
+            manifest.downlink_bits,
+            seed,
+            self.store,
+            self.models,
+            options.keep_models or self.settings.retention.models,
+            self.watchers.changed_from_thread,
+        )
+
+    def _driver(
+        self,
+        signed: SignedRunManifest,
+        journal: Journal,
+        model: ServerModel,
+        attendance: Attendance,
+        clip_range: ClipRange,
+        state: RunState,
+        reason: str,
+        last_round: int,
+    ) -> RunDriver:
+        return RunDriver(
+            signed,
+            model,
+            journal,
+            self._seal,
+            self.settings,
+            state=state,
+            state_reason=reason,
+            attendance=attendance,
+            clip_range=clip_range,
+            last_round=last_round,
+            on_closed=self._round_ended,
+        )
+
+    def _add(self, driver: RunDriver) -> None:
+        self._drivers[driver.manifest.name] = driver
+        self._by_hash[driver.run] = driver
+
+    async def shut_down(self) -> None:
+        await asyncio.gather(*(driver.shut_down(self.settings.grace_seconds) for driver in self.drivers))
+
+    def _round_ended(self, run: str, closed: ClosedRound) -> None:
+        self.metrics.round_ended(run, closed)
+        if self.telemetry is not None:
+            self.telemetry.round_ended(run, closed)
+
+    def called(self, method: str, caller: str, run: str, code: str, seconds: float, up: int, down: int) -> None:
+        """Told by the gate about every finished call."""
+        self.metrics.called(method, caller, code, seconds, up, down)
+        if self.telemetry is not None:
+            self.telemetry.called(method, caller, run, code, seconds)
+        driver = self._drivers.get(run)
+        if driver is not None and method.startswith(FEDERATION):
+            driver.traffic.add(caller, up, down)
+
+    def run_named(self, name: str) -> RunDriver:
+        driver = self._drivers.get(name)
+        if driver is None:
+            known = ", ".join(sorted(self._drivers)) or "none yet"
+            raise NotFoundError(f"there is no run named {name!r} here; known runs: {known}", reason="UNKNOWN_RUN")
+        concerns_run(name)
+        return driver
+
+    def run_hashed(self, run: bytes) -> RunDriver:
+        driver = self._by_hash.get(run)
+        if driver is None:
+            raise NotFoundError("no run here has this manifest; join again to learn the current one", reason="UNKNOWN_RUN")
+        concerns_run(driver.manifest.name)
+        return driver
+
+    async def seen(self, driver: RunDriver, peer: PeerCertificate, software_version: str) -> None:
+        expires = peer.not_after.timestamp()
+        name = peer.identity.name
+        await asyncio.to_thread(self.store.touch_silo, driver.manifest.name, name, software_version[:64], expires, time.time())
+
+    def remember_certificate(self, peer: PeerCertificate) -> None:
+        self._certificates[peer.fingerprint] = peer.chain
+
+    def certificate(self, fingerprint: bytes) -> bytes:
+        """The PEM chain, or nothing for a fingerprint nobody joined with."""
+        return self._certificates.get(fingerprint, b"")
+
+    async def model(self, driver: RunDriver, version: int) -> StoredModel:
+        state = driver.model.state
+        if version == state.version:
+            return StoredModel(version, state.vector, driver.model.residual, state.hash, state.chain)
+        return await asyncio.to_thread(driver.journal.model, version)
+
+    async def report(self, driver: RunDriver, peer: PeerCertificate, request: pb.ReportMetricsRequest) -> None:
+        """A silo's or the evaluator's own figures. Absent fields stay absent."""
+        newest = driver.open.number if driver.open is not None else driver.last_round
+        if request.round > newest:
+            raise InvalidInputError(f"round {request.round} has not started; nothing can be reported about it")
+        reporter = (driver.manifest.name, peer.identity.name)
+        if self._reported.get(reporter) == request:
+            return  # the answer was lost; an event for it stands in the log already
+        metrics = {field.name: value for field, value in request.ListFields() if field.name not in ("run", "round")}
+        if request.HasField("clip_rate"):
+            driver.report_clip_rate(peer.identity.name, request.round, request.clip_rate)
+        name, role = driver.manifest.name, peer.identity.role.value
+        await asyncio.to_thread(self.store.add_metrics, name, request.round, peer.identity.name, role, metrics)
+        self._reported[reporter] = request
+        if request.problem:
+            await driver.note("problem", f"{peer.identity.name}: {request.problem}", peer.identity.name, request.round, "warning")
+        elif role == "evaluator":
+            text = f"accuracy {request.accuracy:.4f}, loss {request.loss:.4f} after round {request.round}"
+            await driver.note("metrics", text, peer.identity.name, request.round)
+        self.watchers.changed(name)
+
+    async def keep_statement(self, driver: RunDriver, statement: Statement) -> None:
+        await asyncio.to_thread(driver.journal.keep_statement, statement)
+
+    async def statements(self, driver: RunDriver, number: int) -> tuple[Statement, ...]:
+        known = driver.journal.known_statements(number)
+        return known if known is not None else await asyncio.to_thread(driver.journal.statements, number)
+
+    async def roll_back(self, driver: RunDriver, version: int) -> None:
+        """The old parameters become a new version, so that versions only go up; the downlink residual starts at zero."""
+        kept = await asyncio.to_thread(driver.journal.model, version)
+
+        def successor(current: ServerModel) -> ServerModel:
+            return ServerModel(current.state.succeeded_by(kept.vector), np.zeros_like(kept.vector))
+
+        await driver.replace_model(successor, f"rolled back to the parameters of version {version}")
+
+
+def _name_taken(name: str) -> ConflictError:
+    return ConflictError(f"there is already a run named {name!r} here; choose another name", reason="NAME_TAKEN")
+
+
+def _check_admin(signed: SignedRunManifest, admin: PeerCertificate) -> None:
+    """The manifest is signed by the very admin who creates the run."""
+    if signed.admin != admin.identity.name:
+        raise CryptoError("the manifest names another admin than the one who sends it", reason="WRONG_ADMIN")
+    try:
+        admin.verify_key.verify(signed.signature, run_manifest_message(signed.manifest))
+    except CryptoError as error:
+        raise CryptoError("the run manifest is not validly signed by this admin", reason="BAD_SIGNATURE") from error
+
+
+def _initial_model(signed: SignedRunManifest, data: bytes) -> ServerModel:
+    if len(data) != FLOAT_BYTES * signed.manifest.parameters:
+        raise InvalidInputError("the model has another number of parameters than the manifest says", reason="WRONG_MODEL")
+    model = ServerModel.initial(np.frombuffer(data, "<f4").astype(np.float32))
+    if model.state.hash != signed.manifest.model_hash:
+        raise InvalidInputError("the model is not the one whose hash the manifest was signed with", reason="WRONG_MODEL")
+    if not np.isfinite(model.state.vector).all():
+        raise InvalidInputError("the initial model holds NaN or infinity", reason="NOT_FINITE")
+    return model

@@ -1,0 +1,34 @@
+"""Model versions: which exist, how good they were, and which files retention lets go."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, insert, select, update
+
+from fedrep_server.store.rows import ModelRow, NewModel
+from fedrep_server.store.tables import models
+
+
+def add(connection: Connection, run: str, model: NewModel) -> None:
+    connection.execute(
+        insert(models).values(run=run, version=model.version, hash=model.hash, chain=model.chain, size=model.size, kept=True)
+    )
+
+
+def score(connection: Connection, run: str, version: int, accuracy: float) -> None:
+    connection.execute(update(models).where(models.c.run == run, models.c.version == version).values(accuracy=accuracy))
+
+
+def kept(connection: Connection, run: str) -> list[ModelRow]:
+    found = connection.execute(select(models).where(models.c.run == run, models.c.kept).order_by(models.c.version)).all()
+    scored = [row for row in found if row.accuracy is not None]
+    best = max(scored, key=lambda row: (row.accuracy, -row.version)).version if scored else None
+    return [ModelRow(row.version, row.hash, row.chain, row.size, row.accuracy, True, row.version == best) for row in found]
+
+
+def retire(connection: Connection, run: str, keep_last: int) -> list[int]:
+    """Let go of all but the best and the last `keep_last`; returns what is no longer kept. The newest always stays."""
+    found = kept(connection, run)
+    gone = [model.version for model in found[: -max(keep_last, 1)] if not model.best]
+    if gone:
+        connection.execute(update(models).where(models.c.run == run, models.c.version.in_(gone)).values(kept=False))
+    return gone

@@ -1,0 +1,20 @@
+"""The learning rate of a round. A round has one rate: all its local steps use it, as eta in equation (local_mSGD)."""
+
+from __future__ import annotations
+
+import math
+
+from fedrep_trainers.settings import TrainerSettings
+
+
+def learning_rate(settings: TrainerSettings, round_number: int) -> float:
+    """Rounds count from 0; a milestone's own round already has the smaller rate."""
+    rate = settings.learning_rate
+    if settings.schedule == "step":
+        rate *= settings.gamma ** sum(milestone <= round_number for milestone in settings.milestones)
+    elif settings.schedule == "cosine" and settings.total_rounds is not None:
+        done = min(round_number / settings.total_rounds, 1.0)
+        rate *= 0.5 * (1.0 + math.cos(math.pi * done))
+    if round_number < settings.warmup_rounds:
+        rate *= (round_number + 1) / settings.warmup_rounds
+    return rate

@@ -1,0 +1,185 @@
+"""The demo as a person meets it: impossible settings, what it shows, and that nothing is left behind, however it ends."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from fedrep.wire.v1 import observer_pb2 as pb
+from fedrep_cli.demo_view import picture
+from fedrep_cli.main import main
+from fedrep_cli.processes import Processes, free_ports, orderly_end
+from fedrep_identity.settings import AuthoritySettings
+
+DEMO = [sys.executable, "-m", "fedrep_cli.main", "demo"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--silos", "3", "--byzantine", "2"], "needs at least 5 rows to stand 2 Byzantine ones"),
+        (["--buffer-size", "9"], "over one buffer is the plain mean"),
+        (["--attack", "nonsense"], "there is no attack 'nonsense' to drill; choose one of alie, bitflip,"),
+        (["--aggregator", "nonsense"], "aggregator 'nonsense' is unknown: choose one of centered_clipping,"),
+        (["--dataset", "nonsense"], "there is no dataset 'nonsense'; choose one of digits, fashion_mnist, cifar10"),
+        (["--dataset", "fashion_mnist"], "needs data_dir"),
+        (["--dataset", "cifar10", "--data-dir", "/nowhere"], "'/nowhere' is not a folder"),
+        (["--rounds", "0"], "Invalid value for '--rounds'"),
+        (["--silos", "1"], "Invalid value for '--silos'"),
+        (["--alpha", "2"], "Invalid value for '--alpha'"),
+        (["--drop-rate", "3"], "Invalid value for '--drop-rate'"),
+        (["--drop-rate", "0.5"], "leaves fewer than the quorum of 7 silos; take 0.3 at most"),
+    ],
+)
+def test_impossible_settings_are_one_line_before_anything_starts(
+    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["demo", "--exit", "--folder", str(tmp_path / "demo"), *arguments]) in (1, 2)
+    output = capsys.readouterr()
+    assert said in output.err
+    assert output.err.count("\n") == 1
+    assert output.out == ""
+    assert not (tmp_path / "demo").exists()
+
+
+def test_the_live_picture_fits_eighty_columns_and_names_a_skipped_round() -> None:
+    summary = pb.RunSummary(
+        name="demo",
+        state="running",
+        round=58,
+        rounds_planned=60,
+        accuracy=0.9722,
+        silos_present=10,
+        silos_allowed=10,
+        aggregator="geometric_median",
+        bytes_up=2_234_567,
+        bytes_down=4_567_890,
+        epsilon_total=549.65,
+    )
+    applied = pb.Round(round=57, outcome="OUTCOME_APPLIED", accuracy=0.97, bytes_up=38_700, bytes_down=644_100, epsilon=9.161)
+    skipped = pb.Round(round=58, outcome="OUTCOME_SKIPPED", reason="QUORUM")
+    skipped.silos.add(silo="silo-01", status="dropped")
+    text = io.StringIO()
+    Console(file=text, width=80).print(picture(pb.GetRunResponse(summary=summary), [applied, skipped]))
+    shown = text.getvalue()
+    assert "…" not in shown
+    assert "0.972" in shown
+    assert re.search(r"58 .* 0 +1 +skipped: QUORUM", shown)
+
+
+def alive(pid: int) -> bool:
+    """A zombie nobody has collected yet is dead."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def ended(pids: list[int], seconds: float = 30.0) -> bool:
+    limit = time.monotonic() + seconds
+    while time.monotonic() < limit:
+        if not any(alive(pid) for pid in pids):
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def children(pid: int) -> list[int]:
+    return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux shows a process's children in /proc.")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_demo_ended_during_its_start_leaves_no_process_behind(number: signal.Signals, tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [*DEMO, "--folder", str(tmp_path / "demo")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "enrolling" in line:
+                break
+        found = children(process.pid)
+        process.send_signal(number)
+        code = process.wait(60)
+    assert found
+    assert ended(found)
+    assert code in (-number, 128 + number)
+
+
+def test_a_child_that_will_not_end_is_killed_and_all_share_one_period_of_grace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stubborn = "import signal,time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(600)"
+    monkeypatch.setattr("fedrep_cli.processes.GRACE_SECONDS", 0.2)
+    real = subprocess.Popen
+    monkeypatch.setattr(
+        "fedrep_cli.processes.subprocess.Popen", lambda _command, **rest: real([sys.executable, "-c", stubborn], **rest)
+    )
+    with Processes(tmp_path) as processes:
+        for name in ("one", "two"):
+            processes.start(name, [])
+        pids = children(os.getpid())
+        while not all("ready" in processes.last_words(name) for name in ("one", "two")):
+            time.sleep(0.05)
+    assert len(pids) >= 2
+    assert not processes.running("one")
+    assert not processes.running("two")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_through_the_same_doors_as_ctrl_c(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with pytest.raises(SystemExit) as ending, orderly_end():
+        signal.raise_signal(number)
+    assert ending.value.code == 128 + number
+    assert signal.getsignal(number) is before
+
+
+def test_the_parts_of_a_demo_and_a_second_one_beside_it_get_different_ports() -> None:
+    ports = free_ports(400)
+    assert len(set(ports)) == 400
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        assert taken.getsockname()[1] not in free_ports(400)
+
+
+def test_many_who_share_one_address_can_enrol_at_once_where_the_authority_says_so() -> None:
+    limit = AuthoritySettings.model_validate({"enrolments_per_source": 14}).limits().enrol_per_source
+    assert [limit.allows("127.0.0.1") for _ in range(15)] == [True] * 14 + [False]
+
+
+def test_a_small_demo_ends_by_itself_and_prints_one_object(tmp_path: Path) -> None:
+    """Real processes throughout; stdout is a pipe, the links go to stderr, and each token is shown once."""
+    small = ["--silos", "4", "--byzantine", "0", "--aggregator", "median", "--rounds", "3", "--alpha", "0", "--compare"]
+    done = subprocess.run(
+        [*DEMO, *small, "--exit", "--json", "--folder", str(tmp_path / "demo")],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    wanted = {"final_accuracy", "rounds_applied", "rounds_skipped", "bytes_up", "bytes_down", "epsilon_total", "dashboard_url"}
+    assert wanted <= result.keys()
+    assert result["rounds_applied"] + result["rounds_skipped"] == 3
+    other = result["comparison"]
+    assert (other["run"], other["aggregator"]) == ("demo-mean", "mean")
+    assert other["rounds_applied"] + other["rounds_skipped"] == 3
+    assert other["final_accuracy"] > 0.1
+    assert result["epsilon_total"] == "none", "alpha = 0: no guarantee is never a number, nor a null that reads like one"
+    assert done.stderr.startswith(f"Dashboard: {result['dashboard_url']}\n")
+    tokens = re.findall(rf"{result['dashboard_url']}#token=(\S+)", done.stderr)
+    assert len(tokens) == 2
+    assert all((done.stdout + done.stderr).count(token) == 1 for token in tokens)

@@ -1,0 +1,304 @@
+"""A real federation on this machine, for tests: certificates, a server, silos and an evaluator, over mTLS on localhost.
+
+The server runs in this process (`serving`) or as a process of its own (`ServerProcess`); silos run as asyncio tasks
+(`daemon(...).run()`) or as processes (`silo_process`). Ports are free ones, files lie in one temporary folder. Typical use:
+
+    federation = Federation.create(tmp_path, silos=4)
+
+    async def scenario() -> None:
+        async with federation.serving():
+            await federation.create_run(rounds=3)
+            await federation.run_silos(federation.daemon(n) for n in range(4))
+            assert (await federation.summary()).rounds_applied == 3
+
+    run_scenario(scenario())
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrep.protocol.model_state import model_hash
+from fedrep.wire.v1 import observer_pb2 as pb
+from fedrep_cli.processes import free_port
+from fedrep_cli.settings_file import toml_document
+from fedrep_identity.authority import CertificateAuthority, issue_credentials
+from fedrep_identity.certificates import Credentials, Identity, Role
+from fedrep_runtime.observer_client import ObserverClient
+from fedrep_runtime.run_config import AggregatorConfig, DeadlineConfig, RunConfig, sign_run
+from fedrep_server.config import ServerSettings
+from fedrep_server.operations.app import RunningServer, start
+from fedrep_silo.config import ClientSettings
+from fedrep_silo.daemon import SiloDaemon
+from fedrep_silo.evaluator import Evaluator
+from fedrep_silo.training import in_thread
+from fedrep_trainers.layout import ModelLayout, Vector
+from fedrep_trainers.trainer import Evaluation, Trainer, TrainResult
+from tests.harness.processes import ServerProcess, SiloProcess, start_process
+
+T = TypeVar("T")
+FEDERATION = "testers"
+PARAMETERS = 200
+
+
+class StubTrainer:
+    """Least squares with momentum on a few made-up samples: a round costs microseconds, and depends on the saved state.
+
+    `seconds` makes it slow; `before_training` may raise, or note that it was called.
+    """
+
+    def __init__(
+        self,
+        number: int = 0,
+        parameters: int = PARAMETERS,
+        *,
+        seconds: float = 0.0,
+        before_training: Callable[[int], None] | None = None,
+    ) -> None:
+        rng = np.random.default_rng([7, number])
+        truth = np.random.default_rng(7).normal(size=parameters)
+        self._inputs = rng.normal(size=(64, parameters)).astype(np.float32)
+        self._targets = (self._inputs @ truth + 0.1 * rng.normal(size=64)).astype(np.float32)
+        self._momentum = np.zeros(parameters, np.float32)
+        self._seconds = seconds
+        self._before_training = before_training
+        self.layout = ModelLayout.of([("weight", (parameters,))])
+        self.trained_rounds: list[int] = []
+
+    def initial(self) -> Vector:
+        return np.zeros(self.layout.size, dtype=np.float32)
+
+    def train(self, model: Vector, round_number: int) -> TrainResult:
+        self.layout.require_vector(model)
+        if self._before_training is not None:
+            self._before_training(round_number)
+        time.sleep(self._seconds)
+        error = self._inputs @ model - self._targets
+        gradient = (self._inputs.T @ error) / len(error)
+        self._momentum = (0.9 * self._momentum + 0.1 * gradient).astype(np.float32)
+        self.trained_rounds.append(round_number)
+        return TrainResult(model - np.float32(0.1) * self._momentum, float(np.mean(error**2)), len(error))
+
+    def evaluate(self, model: Vector) -> Evaluation:
+        error = self._inputs @ model - self._targets
+        loss = float(np.mean(error**2))
+        return Evaluation(loss, accuracy=1 / (1 + loss), samples=len(error))
+
+    def state(self) -> dict[str, NDArray[np.generic]]:
+        return {"momentum": self._momentum.copy()}
+
+    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        self._momentum = np.array(state["momentum"], dtype=np.float32)
+
+
+@dataclass
+class Federation:
+    """Everyone's credentials under one folder, and the server's address once it runs."""
+
+    folder: Path
+    authority: CertificateAuthority
+    names: tuple[str, ...]
+    port: int
+    server_options: dict[str, Any] = field(default_factory=dict)
+    running: RunningServer | None = None
+
+    @classmethod
+    def create(cls, folder: Path, silos: int = 4, **server_options: Any) -> Federation:
+        authority = CertificateAuthority.create(folder / "ca", FEDERATION, "a passphrase for tests")
+        names = tuple(f"silo-{number}" for number in range(silos))
+        made = cls(folder, authority, names, free_port(), server_options)
+        made.issue("server", Role.SERVER, dns_names=("localhost",), ips=("127.0.0.1",))
+        made.issue("admin", Role.ADMIN)
+        made.issue("evaluator", Role.EVALUATOR)
+        for name in names:
+            made.issue(name, Role.SILO)
+        return made
+
+    def issue(self, name: str, role: Role, **options: Any) -> Credentials:
+        return issue_credentials(self.authority, self.identity_folder(name), Identity(name, role, FEDERATION), **options)
+
+    def identity_folder(self, name: str) -> Path:
+        return self.folder / "identities" / name
+
+    def credentials(self, name: str) -> Credentials:
+        return Credentials.load(self.identity_folder(name))
+
+    @property
+    def address(self) -> str:
+        return f"localhost:{self.port}"
+
+    def server_settings(self) -> ServerSettings:
+        options: dict[str, Any] = {
+            "host": "127.0.0.1",
+            "port": self.port,
+            "health_port": None,
+            "metrics_port": None,
+            "data": self.folder / "server",
+            "credentials": self.identity_folder("server"),
+            "gather_seconds": 0.5,
+            "wait_seconds": 5.0,
+            "grace_seconds": 2.0,
+        }
+        return ServerSettings(**(options | self.server_options))
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[RunningServer]:
+        """The server in this event loop. Entering it again later is a restart on the same port and data."""
+        self.running = await start(self.server_settings())
+        try:
+            yield self.running
+        finally:
+            await self.running.stop()
+            self.running = None
+
+    async def create_run(
+        self, name: str = "run", trainer: Trainer | None = None, *, silos: Iterable[str] | None = None, **options: Any
+    ) -> bytes:
+        """A run with short deadlines that any of `RunConfig`'s settings may change; returns its hash."""
+        trainer = trainer if trainer is not None else StubTrainer()
+        settings: dict[str, Any] = {
+            "rounds": 3,
+            "fraction": 0.2,
+            "initial_range": 1.0,
+            "aggregator": AggregatorConfig(name="mean"),
+            "deadlines": DeadlineConfig(propose=20, submit=10, confirm=10, reveal=10),
+        }
+        config = RunConfig(name=name, silos=tuple(silos if silos is not None else self.names), **(settings | options))
+        vector = trainer.initial()
+        manifest = config.manifest(vector.size, bytes.fromhex(trainer.layout.digest), model_hash(vector))
+        admin = self.credentials("admin")
+        signed = sign_run(manifest, "admin", admin.chain, admin.signing_key)
+        response = await self._observe(lambda client: client.create_run(signed, config.options(""), vector))
+        assert list(response.problems) == [], list(response.problems)
+        return bytes(manifest.digest())
+
+    def settings(self, silo: int | str, run: str = "run", **options: Any) -> ClientSettings:
+        name = silo if isinstance(silo, str) else self.names[silo]
+        given: dict[str, Any] = {
+            "server": self.address,
+            "run": run,
+            "credentials": self.identity_folder(name),
+            "state": self.folder / "state" / run / name,
+            "give_up_after": 60.0,
+            "role": "evaluator" if name == "evaluator" else "silo",
+        }
+        return ClientSettings(**(given | options))
+
+    def daemon(self, silo: int, run: str = "run", trainer: Trainer | None = None, **options: Any) -> SiloDaemon:
+        settings = self.settings(silo, run, **options)
+        credentials = Credentials.load(settings.credentials)
+        trainer = trainer if trainer is not None else StubTrainer(silo)
+        return SiloDaemon(settings, credentials, credentials.trust_store(), trainer)
+
+    def evaluator(self, run: str = "run", trainer: Trainer | None = None, **options: Any) -> Evaluator:
+        settings = self.settings("evaluator", run, **options)
+        trust = Credentials.load(settings.credentials).trust_store()
+        return Evaluator(settings, trust, trainer if trainer is not None else StubTrainer(1000))
+
+    async def run_silos(self, daemons: Iterable[SiloDaemon]) -> None:
+        """Until the run is over for all of them; the first failure ends the others too."""
+        running = list(daemons)
+        async with asyncio.TaskGroup() as group:
+            for daemon in running:
+                group.create_task(daemon.run())
+        for daemon in running:
+            await daemon.connection.close()
+
+    async def summary(self, run: str = "run") -> pb.RunSummary:
+        return (await self.status(run)).summary
+
+    async def status(self, run: str = "run") -> pb.GetRunResponse:
+        response: pb.GetRunResponse = await self._observe(lambda client: client.call("GetRun", pb.GetRunRequest(name=run)))
+        return response
+
+    async def rounds(self, run: str = "run") -> list[pb.Round]:
+        return list((await self._observe(lambda client: client.call("ListRounds", pb.ListRoundsRequest(name=run)))).rounds)
+
+    async def events(self, run: str = "run", kind: str | None = None) -> list[pb.Event]:
+        """All events so far."""
+        last = (await self.status(run)).last_event
+
+        def read(client: ObserverClient) -> list[pb.Event]:
+            events: list[pb.Event] = []
+            if last:
+                for response in client.watch(run):
+                    events.append(response.event)
+                    if response.event.position >= last:
+                        break
+            return events
+
+        return [event for event in await self._observe(read) if kind is None or event.kind == kind]
+
+    async def until(self, condition: Callable[[pb.GetRunResponse], bool], run: str = "run") -> pb.GetRunResponse:
+        """Asks the server until the run's status fulfils the condition; a server that is away is asked again."""
+        while True:
+            try:
+                status = await self.status(run)
+            except grpc.RpcError:
+                status = pb.GetRunResponse()
+            if condition(status):
+                return status
+            await asyncio.sleep(0.2)  # each question is a TLS handshake
+
+    async def _observe(self, ask: Callable[[ObserverClient], T]) -> T:
+        admin = self.credentials("admin")
+
+        def call() -> T:
+            client = ObserverClient(self.address, admin.root, admin.key_pair)
+            try:
+                return ask(client)
+            finally:
+                client.close()
+
+        return await in_thread(call)  # not the loop's own few threads, which the server in this process needs to answer
+
+    def start_server_process(self) -> ServerProcess:
+        """`fedrep server --config ...`; returns at once, `wait_until_serving` waits."""
+        settings = self.server_settings()
+        config = self.folder / "server.toml"
+        log = self.folder / "server.log"
+        plain = settings.model_dump(exclude_none=True, exclude={"retention", "alerts"})
+        config.write_text(toml_document(plain | {"log_json": True}))
+        environment = {"FEDREP_SERVER__METRICS_PORT": str(free_port()), "FEDREP_SERVER__HEALTH_PORT": str(free_port())}
+        process = start_process(["-m", "fedrep_cli.main", "server", "--config", str(config)], log, environment)
+        return ServerProcess(process, self.port, log)
+
+    def start_silo_process(self, silo: int | str, run: str = "run", **options: Any) -> SiloProcess:
+        """`fedrep client --config ...`; its trainer is a StubTrainer given as user code, unless `trainer` says otherwise."""
+        name = silo if isinstance(silo, str) else self.names[silo]
+        config = self.write_client_toml(silo, run, **options)
+        log = config.with_suffix(".log")
+        process = start_process(["-m", "fedrep_cli.main", "client", "--config", str(config)], log)
+        return SiloProcess(process, name, config, log)
+
+    def write_client_toml(self, silo: int | str, run: str = "run", **options: Any) -> Path:
+        name = silo if isinstance(silo, str) else self.names[silo]
+        number = self.names.index(name) if name in self.names else 1000
+        settings = self.settings(silo, run)
+        given = {
+            "server": settings.server,
+            "run": run,
+            "role": settings.role,
+            "credentials": settings.credentials,
+            "state": settings.state,
+            "give_up_after": settings.give_up_after,
+            "log_json": True,
+            "trainer": {"user_code": "stub_code:build", "user_code_dir": self.folder, "options": {"number": number}},
+        }
+        path = self.folder / f"{run}-{name}.toml"
+        path.write_text(toml_document(given | options))
+        (self.folder / "stub_code.py").write_text(
+            "from tests.harness.federation import StubTrainer\n\n"
+            "def build(settings):\n    return StubTrainer(**settings.options)\n"
+        )
+        return path

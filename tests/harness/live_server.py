@@ -1,0 +1,301 @@
+"""A real server on an ephemeral port, in a thread of its own, and everyone's certificates; tests call it with blocking stubs."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+import numpy as np
+
+from fedrep.protocol.model_state import model_hash
+from fedrep.wire import codec
+from fedrep.wire.v1 import federation_pb2 as pb
+from fedrep.wire.v1 import observer_pb2
+from fedrep_identity.authority import CertificateAuthority, issue_credentials
+from fedrep_identity.certificates import Credentials, Identity, Role
+from fedrep_runtime.observer_client import ObserverClient
+from fedrep_runtime.run_config import AggregatorConfig, DeadlineConfig, RunConfig, sign_run
+from fedrep_runtime.status import reason_of
+from fedrep_runtime.tls import channel_options, client_channel_credentials
+from fedrep_server.config import ServerSettings
+from fedrep_server.operations.app import RunningServer, start
+from fedrep_server.rounds.run_driver import RunDriver
+from tests.harness.mini_client import MiniSilo
+
+T = TypeVar("T")
+FEDERATION = "contract"
+PARAMETERS = 200
+SILOS = ("silo-a", "silo-b", "silo-c", "silo-d")
+STEP = dict.fromkeys(SILOS, [0.01] * PARAMETERS)  # an update of each silo
+OUTSIDER = "silo-z"
+PHASES = ("propose", "submit", "confirm", "reveal", "done")
+
+
+@dataclass
+class People:
+    """Certificates, made once per test session: `credentials[name]`."""
+
+    authority: CertificateAuthority
+    folder: Path
+    credentials: dict[str, Credentials] = field(default_factory=dict)
+
+    @classmethod
+    def create(cls, folder: Path) -> People:
+        made = cls(CertificateAuthority.create(folder / "ca", FEDERATION, "a passphrase for tests"), folder)
+        made.issue("server", Role.SERVER, dns_names=("localhost",), ips=("127.0.0.1",))
+        made.issue("admin", Role.ADMIN)
+        made.issue("viewer", Role.VIEWER)
+        made.issue("evaluator", Role.EVALUATOR)
+        for name in (*SILOS, OUTSIDER):
+            made.issue(name, Role.SILO)
+        return made
+
+    def issue(self, name: str, role: Role, **options: Any) -> Credentials:
+        made = issue_credentials(self.authority, self.folder / name, Identity(name, role, FEDERATION), **options)
+        self.credentials[name] = made
+        return made
+
+
+class LiveServer:
+    """The server's event loop runs in a thread; `ask` runs a coroutine there."""
+
+    def __init__(self, people: People, data: Path, **options: Any) -> None:
+        self.people = people
+        given: dict[str, Any] = {
+            "host": "127.0.0.1",
+            "port": 0,
+            "health_port": 0,
+            "metrics_port": None,
+            "data": data,
+            "credentials": people.folder / "server",
+            "gather_seconds": 1.0,
+            "wait_seconds": 5.0,
+            "grace_seconds": 1.0,
+        }
+        self.settings = ServerSettings(**(given | options))
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self._channels: dict[str, grpc.Channel] = {}
+        self.running: RunningServer
+
+    def __enter__(self) -> LiveServer:
+        self._thread.start()
+        self.running = self.ask(start(self.settings))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for channel in self._channels.values():
+            channel.close()
+        self.ask(self.running.stop())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+        self.loop.run_until_complete(self.loop.shutdown_default_executor())
+        self.loop.close()
+
+    def ask(self, work: Awaitable[T], seconds: float = 30.0) -> T:
+        async def wait() -> T:
+            return await work
+
+        return asyncio.run_coroutine_threadsafe(wait(), self.loop).result(seconds)
+
+    @property
+    def address(self) -> str:
+        return f"localhost:{self.running.port}"
+
+    def channel(self, name: str) -> grpc.Channel:
+        if name not in self._channels:
+            self._channels[name] = self.connect(self.people.credentials[name])
+        return self._channels[name]
+
+    def connect(self, credentials: Credentials) -> grpc.Channel:
+        root = self.people.credentials["server"].root
+        return grpc.secure_channel(
+            self.address, client_channel_credentials(root, credentials.key_pair), options=channel_options()
+        )
+
+    def observer(self, name: str = "admin") -> ObserverClient:
+        own = self.people.credentials[name]
+        return ObserverClient(self.address, own.root, own.key_pair)
+
+    def driver(self, run: str) -> RunDriver:
+        return next(driver for driver in self.running.coordinator.drivers if driver.manifest.name == run)
+
+    def silo(self, name: str) -> MiniSilo:
+        return MiniSilo(name, self.people.credentials[name].key_pem, self.channel(name))
+
+    def signed_run(self, name: str, **options: Any) -> tuple[Any, RunConfig, Any]:
+        settings: dict[str, Any] = {
+            "silos": SILOS,
+            "rounds": 50,
+            "fraction": 0.2,
+            "initial_range": 1.0,
+            "aggregator": AggregatorConfig(name="mean"),
+            "deadlines": DeadlineConfig(propose=60, submit=60, confirm=60, reveal=60),
+        }
+        config = RunConfig(name=name, **(settings | options))
+        vector = np.random.default_rng(1).normal(size=PARAMETERS).astype(np.float32)
+        admin = self.people.credentials["admin"]
+        manifest = config.manifest(PARAMETERS, bytes(32), model_hash(vector))
+        return sign_run(manifest, "admin", admin.chain, admin.signing_key), config, vector
+
+    def create_run(self, name: str, **options: Any) -> bytes:
+        signed, config, vector = self.signed_run(name, **options)
+        client = self.observer()
+        response = client.create_run(signed, config.options(""), vector)
+        client.close()
+        assert not response.problems, list(response.problems)
+        return bytes(response.run)
+
+    def snapshot(self, run: str) -> Mapping[str, Any]:
+        """Everything the store and the driver hold about a run. Equal before and after means: nothing has changed."""
+        store = self.running.coordinator.store
+        driver = self.driver(run)
+        self.ask(_quiet(driver))
+        stored = store.run(run)
+        held: dict[str, Any] = {
+            "run": stored,
+            "figures": store.summary(run),
+            "rounds": store.rounds(run, 0, 1000),
+            "silos": store.silo_rows(run),
+            "models": store.models(run),
+            "events": store.events(run, 0, 1000),
+            "ledger": [store.ledger(run, silo) for silo in SILOS],
+            "statements": [store.statements(run, number) for number in range(driver.last_round + 2)],
+            "runs": [known.name for known in store.runs()],
+            "state": (driver.state, driver.state_reason, driver.last_round, driver.clip_range, driver.attendance),
+            "model": (driver.model.state.hash, driver.model.state.version),
+        }
+        if driver.open is not None:
+            machine = driver.open.machine
+            held["round"] = {
+                key: _frozen(value)
+                for key, value in vars(machine).items()
+                if key not in ("_keys", "_rng", "_order", "_book", "run", "manifest")
+            }
+            held["book"] = {key: _frozen(value) for key, value in vars(machine._book).items() if key != "_proposals"}
+            held["clip_rates"] = dict(driver.open.clip_rates)
+        return held
+
+
+async def _quiet(driver: RunDriver) -> None:
+    """Until no event is on its way through the driver."""
+    async with driver._lock:
+        return
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.tobytes()
+    if isinstance(value, dict):
+        return {key: _frozen(item) for key, item in value.items()}
+    return set(value) if isinstance(value, set) else value
+
+
+@dataclass
+class Stage:
+    """A fresh run whose first round stands in one phase. The last silo holds back where the phase would otherwise end.
+
+    Nobody's call is open. `silos[0]` has done its part of the phase, `silos[-1]` has not.
+    """
+
+    server: LiveServer
+    run: str
+    silos: list[MiniSilo]
+    manifest: pb.RoundManifest
+    sent: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def first(self) -> MiniSilo:
+        return self.silos[0]
+
+    @property
+    def last(self) -> MiniSilo:
+        return self.silos[-1]
+
+
+def stage(server: LiveServer, run: str, phase: str, **options: Any) -> Stage:
+    server.create_run(run, **options)
+    silos = [server.silo(name) for name in SILOS]
+    for silo in silos:
+        silo.join(run)
+    manifest = wait_for_round(server, run)
+    made = Stage(server, run, silos, manifest)
+    for number, silo in enumerate(silos):
+        silo.enter(manifest)
+        made.sent[f"proposal/{silo.name}"] = silo.proposal(range(number, 10 * manifest.per_silo, 10))
+    reached = PHASES.index(phase)
+    for silo in silos if reached > 0 else silos[:-1]:
+        silo.propose(*made.sent[f"proposal/{silo.name}"])
+    if reached == 0:
+        return made
+    for number, silo in enumerate(silos):
+        silo.consensus()
+        made.sent[f"submission/{silo.name}"] = silo.submission([0.01 * (number + 1)] * PARAMETERS)
+    for silo in silos if reached > 1 else silos[:-1]:
+        silo.submit(*made.sent[f"submission/{silo.name}"])
+    if reached == 1:
+        return made
+    for silo in silos:
+        silo.survivors()
+        made.sent[f"confirmation/{silo.name}"] = silo.confirmation()
+        made.sent[f"reveal/{silo.name}"] = silo.reveal()
+    confirming = silos[:3] if reached > 2 else silos[:1]
+    calls = [silo.stub.ConfirmSurvivors.future(made.sent[f"confirmation/{silo.name}"], timeout=20) for silo in confirming]
+    if reached == 2:
+        wait_until(lambda: len(server.driver(run).open.machine.confirmations()) == 1)  # type: ignore[union-attr]
+        calls[0].cancel()
+        return made
+    for call in calls:
+        call.result()
+    for silo in silos[:1] if reached == 3 else silos[:3]:
+        silo.stub.RevealShares(made.sent[f"reveal/{silo.name}"], timeout=20)
+    if reached == 4:
+        wait_until(lambda: server.driver(run).last_round == manifest.round)
+        client = server.observer()
+        client.stub.PauseRun(observer_request("PauseRunRequest", name=run))
+        client.close()
+        wait_until(lambda: server.driver(run).open is not None)
+    return made
+
+
+def observer_request(kind: str, **fields: Any) -> Any:
+    return getattr(observer_pb2, kind)(**fields)
+
+
+def wait_for_round(server: LiveServer, run: str, after: int = 0) -> pb.RoundManifest:
+    driver = server.driver(run)
+    wait_until(lambda: driver.open is not None and driver.open.number > after)
+    assert driver.open is not None
+    return codec.round_manifest_to_wire(driver.open.signed.manifest)
+
+
+def wait_until(condition: Any, seconds: float = 10.0) -> None:
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit, "what was waited for did not happen"
+        time.sleep(0.005)
+
+
+def refusal(call: Any) -> tuple[str, str | None]:
+    """(status code, reason) of a call that is refused."""
+    try:
+        result = call()
+        if hasattr(result, "__next__"):
+            list(result)
+    except grpc.RpcError as error:
+        return error.code().name, reason_of(error)
+    raise AssertionError("the call was accepted")
+
+
+def joined(server: LiveServer, run: str, names: tuple[str, ...] = SILOS) -> list[MiniSilo]:
+    silos = [server.silo(name) for name in names]
+    for silo in silos:
+        silo.fetch_model(silo.join(run).model_version)
+    return silos

@@ -1,0 +1,89 @@
+"""Servers and silos as processes of their own, and the one event loop of a test that plays with them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fedrep_silo.training import in_thread
+
+T = TypeVar("T")
+SCENARIO_SECONDS = 120.0
+REPOSITORY = Path(__file__).parents[2]
+_processes: list[subprocess.Popen[bytes]] = []
+
+
+@dataclass
+class RunningProcess:
+    process: subprocess.Popen[bytes]
+
+    def kill(self) -> None:
+        """kill -9, and nothing is left of it."""
+        self.process.kill()
+        self.process.wait()
+
+    def terminate(self, seconds: float = 20.0) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(seconds)
+
+    async def wait(self, seconds: float = 60.0) -> int:
+        """The exit code; negative is the number of the signal that ended it."""
+        return await in_thread(lambda: self.process.wait(seconds))
+
+
+@dataclass
+class ServerProcess(RunningProcess):
+    port: int
+    log: Path
+
+    async def wait_until_serving(self, seconds: float = 30.0) -> None:
+        limit = time.monotonic() + seconds
+        while time.monotonic() < limit:
+            assert self.process.poll() is None, self.log.read_text()
+            try:
+                with socket.create_connection(("127.0.0.1", self.port), 1):
+                    return
+            except OSError:
+                await asyncio.sleep(0.05)
+        raise AssertionError(f"the server does not listen: {self.log.read_text()}")
+
+
+@dataclass
+class SiloProcess(RunningProcess):
+    name: str
+    config: Path
+    log: Path
+
+
+def start_process(arguments: list[str], log: Path, environment: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+    """This Python, from the repository's folder, its output appended to `log`."""
+    variables = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", **(environment or {})}
+    with log.open("ab") as output:
+        process = subprocess.Popen([sys.executable, *arguments], cwd=REPOSITORY, env=variables, stdout=output, stderr=output)
+    _processes.append(process)
+    return process
+
+
+def run_scenario(scenario: Coroutine[Any, Any, T], seconds: float = SCENARIO_SECONDS) -> T:
+    """One event loop per test, with a limit, so that a protocol that hangs fails. No process outlives it."""
+
+    async def limited() -> T:
+        async with asyncio.timeout(seconds):
+            return await scenario
+
+    try:
+        return asyncio.run(limited())
+    finally:
+        for process in _processes:
+            process.kill()
+            process.wait()
+        _processes.clear()

@@ -1,0 +1,5 @@
+"""Fixtures of the identity tests."""
+
+from tests.harness.enrolment_desk import authority
+
+__all__ = ["authority"]

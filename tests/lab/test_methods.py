@@ -1,0 +1,218 @@
+"""The methods and attackers of the lab: identities between them, and what each must and must not do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from fedrep.errors import SettingsError
+from fedrep_lab.adversary import Adversary
+from fedrep_lab.cell import Cell
+from fedrep_lab.methods import METHODS, Step
+from fedrep_lab.methods.interface import Matrix, Method, Setting, buffer_groups
+from fedrep_lab.silos import LoopedSilos, StackedSilos, build_silos, load_dataset, silo_images
+from fedrep_lab.simulation import Training
+
+TINY = Cell(
+    dataset="digits", model="mlp", model_options={"hidden": [8]}, m=8, f=1, rounds=6, evaluations=2, evaluation_samples=100
+)
+D = 400
+
+
+def setting(cell: Cell, d: int = D) -> Setting:
+    return Setting(cell, d, np.arange(1, cell.m + 1), Adversary(cell, np.random.default_rng(1)))
+
+
+def updates(m: int, d: int = D, seed: int = 0) -> Matrix:
+    rng = np.random.default_rng(seed)
+    return (rng.normal(size=d) + 0.3 * rng.normal(size=(m, d))).astype(np.float32)
+
+
+def method(cell: Cell) -> Method:
+    return METHODS[cell.method](setting(cell))
+
+
+def dense(step: Step, d: int = D) -> Matrix:
+    if step.indices is None:
+        return step.values
+    full = np.zeros(d, np.float32)
+    full[step.indices] = step.values
+    return full
+
+
+@pytest.mark.parametrize("attack", ["none", "bitflip", "alie", "opt_foe"])
+@pytest.mark.parametrize("rule", ["centered_clipping", "trimmed_mean"])
+def test_fedrep_with_k_equal_to_m_d_is_share(attack: str, rule: str) -> None:
+    cell = replace(TINY, attack=attack, rule=rule, ratio=float(TINY.m))
+    ours, rival = method(cell), method(replace(cell, method="share"))
+    for number in range(1, 4):
+        rows = updates(cell.m, seed=number)
+        assert np.array_equal(dense(ours.step(rows.copy(), number)), dense(rival.step(rows.copy(), number)))
+
+
+def test_fedrep_with_k_equal_to_m_d_trains_the_same_model_as_share() -> None:
+    cell = replace(TINY, attack="alie", ratio=float(TINY.m), rule="geometric_median")
+    models = []
+    for name in ("fedrep", "share"):
+        training = Training(replace(cell, method=name), build_silos(cell, None))
+        training.run()
+        models.append(training.model)
+    assert np.array_equal(models[0], models[1])
+
+
+def test_what_fedrep_does_not_send_stays_in_the_memory() -> None:
+    cell = replace(TINY, rule="mean", alpha=0.5)
+    fedrep = METHODS["fedrep"](setting(cell))
+    total = np.zeros(D)
+    trained = np.zeros(D)
+    for number in range(1, 6):
+        rows = updates(cell.m, seed=number)
+        trained += rows.mean(axis=0)
+        total += dense(fedrep.step(rows, number))
+    memory: Matrix = fedrep.memory  # type: ignore[attr-defined]
+    np.testing.assert_allclose(total + memory.mean(axis=0), trained, atol=1e-4)
+
+
+def test_a_silo_that_falls_silent_keeps_its_whole_update() -> None:
+    cell = replace(TINY, f=0, rule="mean", dropout=0.4, s=2, m=8)
+    fedrep = METHODS["fedrep"](setting(cell))
+    total: NDArray[np.float64] = np.zeros(D)
+    trained: NDArray[np.float64] = np.zeros(D)
+    opened_all = True
+    for number in range(1, 8):
+        rows = updates(cell.m, seed=number)
+        trained += rows.sum(axis=0)
+        before = fedrep.memory.sum(axis=0) + rows.sum(axis=0)  # type: ignore[attr-defined]
+        step = fedrep.step(rows, number)
+        gone = before - fedrep.memory.sum(axis=0)  # type: ignore[attr-defined]
+        silos_sent = np.median(gone[step.indices] / step.values) if step.indices is not None and step.indices.size else 0.0
+        opened_all &= bool(round(float(silos_sent)) == cell.m)
+        total += silos_sent * dense(step)
+    np.testing.assert_allclose(total + fedrep.memory.sum(axis=0), trained, atol=2e-3)  # type: ignore[attr-defined, arg-type]
+    assert not opened_all
+
+
+def test_a_ring_changes_a_step_by_no_more_than_its_levels() -> None:
+    cell = replace(TINY, rule="mean", initial_range=8.0)
+    exact = dense(method(cell).step(updates(cell.m), 1))
+    for bits, step in ((8, 8.0 / 31), (16, 8.0 / 8191)):
+        rounded = dense(method(replace(cell, ring_bits=bits)).step(updates(cell.m), 1))
+        assert np.abs(rounded - exact).max() <= step
+        assert not np.array_equal(rounded, exact)
+
+
+def test_rcgd_drops_the_longest_vectors() -> None:
+    cell = replace(TINY, method="rcgd_ef", f=2, ratio=1.0)
+    rows = updates(cell.m)
+    rows[:2] *= 100.0
+    expected = rows[2:].mean(axis=0)
+    np.testing.assert_allclose(dense(method(cell).step(rows, 1)), expected, rtol=1e-5)
+
+
+def test_a_byzantine_silo_of_rcgd_has_no_more_room_than_an_honest_one() -> None:
+    cell = replace(TINY, method="rcgd_ef", attack="alie", ratio=0.05)
+    step = method(cell).step(updates(cell.m), 1)
+    assert np.count_nonzero(step.values) <= cell.m * int(0.05 * D)
+
+
+def test_sparse_secagg_is_unbiased_and_sends_the_share_it_is_told() -> None:
+    cell = replace(TINY, method="sparse_secagg", ratio=0.2)
+    rival = method(cell)
+    rows = updates(cell.m)
+    steps = [rival.step(rows.copy(), number) for number in range(1, 400)]
+    assert np.mean([step.transmitted for step in steps]) / D == pytest.approx(0.2, abs=0.01)
+    mean = np.mean([step.values for step in steps], axis=0)
+    assert np.abs(mean - rows.mean(axis=0)).mean() < 0.15 * np.abs(rows).mean()
+
+
+def test_in_sparse_secagg_nobody_sends_a_coordinate_alone() -> None:
+    rival = METHODS["sparse_secagg"](setting(replace(TINY, method="sparse_secagg", ratio=0.05)))
+    senders = rival._patterns(3).sum(axis=0)  # type: ignore[attr-defined]
+    assert 1 not in set(senders.tolist())
+
+
+def test_fedavg_counts_samples_and_the_dense_mean_does_not() -> None:
+    rows = updates(TINY.m)
+    weights = np.arange(1, TINY.m + 1)
+    fedavg = dense(method(replace(TINY, method="fedavg")).step(rows.copy(), 1))
+    np.testing.assert_allclose(fedavg, weights @ rows / weights.sum(), rtol=1e-4, atol=1e-6)
+    mean = dense(method(replace(TINY, method="dense_mean")).step(rows.copy(), 1))
+    np.testing.assert_allclose(mean, rows.mean(axis=0), rtol=1e-4, atol=1e-6)
+
+
+def test_f2ed_filters_a_far_shard_out() -> None:
+    cell = replace(TINY, method="f2ed", m=16, s=2, f=2, attack="gaussian", attack_settings={"scale": 1e4})
+    rows = updates(16)
+    step = dense(method(cell).step(rows.copy(), 1))
+    assert np.linalg.norm(step - rows[:14].mean(axis=0)) < np.linalg.norm(rows[:14].mean(axis=0))
+
+
+def test_a_byzantine_leader_of_clt_k_lets_almost_nothing_through() -> None:
+    cell = replace(TINY, method="clt_k", attack="bitflip", coordinate_attack="min", method_settings={"byzantine_leader": True})
+    attacked = method(cell).step(updates(cell.m), 1)
+    honest = method(replace(cell, coordinate_attack="none")).step(updates(cell.m), 1)
+    ours = method(replace(cell, method="fedrep", method_settings={})).step(updates(cell.m), 1)
+    assert attacked.kept < 0.01 < ours.kept
+    assert attacked.kept < 0.1 * honest.kept
+
+
+def test_with_central_training_there_is_one_silo_with_all_the_data() -> None:
+    cell = replace(TINY, method="central")
+    silos = build_silos(cell, None)
+    assert silos.samples.tolist() == [len(load_dataset("digits", None).train)]
+    assert silos.updates(silos.initial(), 1).shape == (1, silos.parameters)
+
+
+def test_buffers_stay_as_they_are_unless_they_are_drawn_anew() -> None:
+    def order(cell: Cell, number: int) -> list[list[int]]:
+        return [group.tolist() for group in buffer_groups(setting(cell), number)]
+
+    assert order(TINY, 1) != order(TINY, 2)
+    fixed = replace(TINY, reshuffle_every=0)
+    assert order(fixed, 1) == order(fixed, 50)
+    seldom = replace(TINY, reshuffle_every=3)
+    assert order(seldom, 1) == order(seldom, 3) != order(seldom, 4)
+
+
+def test_attackers_are_the_last_silos_and_honest_rows_stay_as_they_are() -> None:
+    rows = updates(TINY.m)
+    forged = Adversary(replace(TINY, attack="bitflip", f=2), np.random.default_rng(0)).forge(rows, lambda v: v.mean(axis=0))
+    assert np.array_equal(forged[:-2], rows[:-2])
+    assert np.array_equal(forged[-2:], -rows[-2:])
+
+
+def test_label_flip_reverses_the_classes_of_byzantine_silos_only() -> None:
+    dataset = load_dataset("digits", None)
+    cell = replace(TINY, attack="labelflip")
+    assert np.array_equal(silo_images(cell, dataset, 0).labels, dataset.train.labels)
+    assert np.array_equal(silo_images(cell, dataset, cell.m - 1).labels, 9 - dataset.train.labels)
+    assert not Adversary(cell, np.random.default_rng(0)).forges
+
+
+def test_unknown_attacks_and_impossible_cells_are_refused_with_the_choice() -> None:
+    with pytest.raises(SettingsError, match="choose from none, labelflip, bitflip"):
+        Adversary(replace(TINY, attack="charm"), np.random.default_rng(0))
+    with pytest.raises(SettingsError, match="f is 8 of m = 8"):
+        replace(TINY, f=8)
+
+
+@pytest.mark.parametrize(("interval", "beta"), [(1, 0.9), (3, 0.9), (2, 0.0)])
+def test_silos_trained_in_one_graph_send_what_a_loop_of_trainers_sends(interval: int, beta: float) -> None:
+    cell = replace(TINY, interval=interval, beta=beta, attack="labelflip", model="small_cnn", model_options={"width": 2})
+    stacked, looped = build_silos(cell, None, engine="stack"), build_silos(cell, None, engine="loop")
+    assert isinstance(stacked, StackedSilos)
+    assert isinstance(looped, LoopedSilos)
+    model = stacked.initial()
+    assert np.array_equal(model, looped.initial())
+    for number in range(1, 7):
+        one, other = stacked.updates(model, number), looped.updates(model, number)
+        np.testing.assert_allclose(one, other, atol=2e-5)
+        model = model - one.mean(axis=0)
+
+
+def test_a_model_with_batch_norm_is_trained_in_a_loop() -> None:
+    cell = replace(TINY, model="resnet20", model_options={}, m=2, f=0, batch_size=4)
+    assert isinstance(build_silos(cell, None), LoopedSilos)

@@ -1,0 +1,5 @@
+"""Fixtures of the runtime's tests."""
+
+from tests.harness.enrolment_desk import authority
+
+__all__ = ["authority"]

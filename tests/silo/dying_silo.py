@@ -1,0 +1,125 @@
+"""A silo's process that kills itself, as `kill -9` would, at a given step; and that writes down every state it saved.
+
+The processes come from a fork server that has imported everything once, before gRPC was used, so that starting one is cheap.
+
+A step is `before:NAME`, `after:NAME` or `never`, where NAME is an RPC (ProposeCoordinates, ...) or a write (save_journal,
+save_memory, save_model), followed by `:N` for its N-th occurrence. RPCs are counted once they concern a round of this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import sys
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedrep.protocol.error_memory import ErrorMemory
+from fedrep.protocol.model_state import ModelState
+from fedrep_identity.certificates import Credentials
+from fedrep_runtime.logging import configure_logging
+from fedrep_runtime.settings import load_settings
+from fedrep_silo.config import ClientSettings
+from fedrep_silo.connection import Connection, connect
+from fedrep_silo.daemon import SiloDaemon
+from fedrep_silo.state import Journal, StateFolder, TrainerState
+from tests.harness.federation import StubTrainer
+
+
+class Fate:
+    """Counts the steps and ends the process at the one it was made for."""
+
+    def __init__(self, step: str) -> None:
+        self._moment, _, rest = step.partition(":")
+        self._name, _, count = rest.partition(":")
+        self._left = int(count or 1)
+
+    def reached(self, moment: str, name: str) -> None:
+        if (moment, name) != (self._moment, self._name):
+            return
+        self._left -= 1
+        if self._left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class DyingConnection(Connection):
+    """The same connection; `fate` hears of every call before it is made and after it was answered."""
+
+    fate: Fate
+
+    async def _call(self, method: str, *arguments: Any, **details: Any) -> Any:
+        self.fate.reached("before", method)
+        result = await super()._call(method, *arguments, **details)
+        self.fate.reached("after", method)
+        return result
+
+
+class RecordingFolder(StateFolder):
+    """The same folder; every memory that reaches the disk is also kept under a number of its own."""
+
+    def __init__(self, folder: Path, records: Path, fate: Fate) -> None:
+        super().__init__(folder)
+        self._records = records
+        self._fate = fate
+        records.mkdir(parents=True, exist_ok=True)
+
+    def save_journal(self, journal: Journal) -> None:
+        self._fate.reached("before", "save_journal")
+        super().save_journal(journal)
+        self._fate.reached("after", "save_journal")
+
+    def save_memory(self, memory: ErrorMemory, trainer: TrainerState) -> None:
+        self._fate.reached("before", "save_memory")
+        super().save_memory(memory, trainer)
+        self.record(memory)
+        self._fate.reached("after", "save_memory")
+
+    def save_model(self, model: ModelState) -> None:
+        self._fate.reached("before", "save_model")
+        super().save_model(model)
+        self._fate.reached("after", "save_model")
+
+    def record(self, memory: ErrorMemory) -> None:
+        """u and every pending vector, the latter as whole vectors, so that tests need only add."""
+        arrays = {"residual": memory.residual, "given_up": np.array(memory.given_up)}
+        for pending in memory.pending:
+            whole = np.zeros_like(memory.residual)
+            whole[pending.indices] = pending.sent
+            arrays[f"pending_{pending.round}"] = whole
+        number = len(list(self._records.glob("*.npz")))
+        np.savez(self._records / f"{number:04}.npz", **arrays)  # type: ignore[arg-type]
+
+
+def recording_daemon(settings: ClientSettings, records: Path, step: str, number: int) -> SiloDaemon:
+    fate = Fate(step)
+    connection = connect(settings)
+    connection.__class__ = DyingConnection
+    assert isinstance(connection, DyingConnection)
+    connection.fate = fate
+    credentials = Credentials.load(settings.credentials)
+    folder = RecordingFolder(settings.state, records, fate)
+    trainer = StubTrainer(number)
+    return SiloDaemon(settings, credentials, credentials.trust_store(), trainer, state=folder, connection=connection)
+
+
+def start_dying_silo(config: Path, records: Path, step: str) -> BaseProcess:
+    """A process that ends at the step; its exit code is then minus SIGKILL."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    process = context.Process(target=_run, args=(config, records, step), daemon=True)
+    process.start()
+    return process
+
+
+def _run(config: Path, records: Path, step: str) -> None:
+    with config.with_suffix(".log").open("ab") as log:
+        os.dup2(log.fileno(), sys.stderr.fileno())
+    settings = load_settings(ClientSettings, config, "FEDREP_CLIENT")
+    configure_logging("client", json=True)
+    daemon = recording_daemon(settings, records, step, int(settings.trainer.options["number"]))
+    asyncio.run(daemon.run())

@@ -1,0 +1,275 @@
+"""The operator's commands as processes, and how a silo connects, renews and leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import json
+import re
+import signal
+import subprocess
+import sys
+import tomllib
+from io import StringIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from fedrep.errors import CryptoError
+from fedrep_cli.client import take_part
+from fedrep_cli.client_view import phase_line, round_line, show_rounds
+from fedrep_cli.main import main
+from fedrep_cli.settings_file import commented_toml
+from fedrep_identity.authority import certificate_request
+from fedrep_identity.authority_server import Addresses, AuthorityServer
+from fedrep_identity.certificates import Role
+from fedrep_identity.enrolment import EnrolmentDesk
+from fedrep_identity.folder import FederationAddresses
+from fedrep_runtime.files import write_atomically
+from fedrep_server.config import ServerSettings
+from fedrep_silo.config import ClientSettings, load_client_settings
+from fedrep_silo.training import in_thread
+from fedrep_trainers.settings import TrainerSettings
+from tests.harness.federation import Federation, StubTrainer
+from tests.harness.forward_proxy import proxy_to
+from tests.harness.processes import REPOSITORY, run_scenario, start_process
+
+
+async def fedrep(*arguments: str) -> tuple[int, Any]:
+    """Exit code and JSON answer of a command in a process of its own."""
+
+    def call() -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "fedrep_cli.main", *arguments, "--json"]
+        return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
+
+    done = await in_thread(call)
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_init_asks_for_what_it_was_not_told_and_writes_settings_that_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("typer.prompt", lambda text, default=None, **_: {"Run to take part in": "spring"}.get(text, default))
+    path = tmp_path / "silo" / "client.toml"
+    assert main(["client", "init", str(path), "--folder", str(tmp_path / "keys"), "--trainer", "hospital:build"]) == 0
+    settings = load_client_settings(path, {})
+    assert (settings.server, settings.run, settings.trainer.user_code) == ("localhost:8550", "spring", "hospital:build")
+    assert settings.credentials.resolve() == tmp_path / "keys"
+    assert settings.state == path.parent / "state"
+    assert settings.trainer.user_code_dir == path.parent
+    assert "fedrep client check" in capsys.readouterr().out
+    assert main(["client", "init", str(path), "--run", "x", "--server", "x:1", "--trainer", ""]) == 1, "never overwrites"
+
+
+@pytest.mark.parametrize("settings", [ClientSettings, ServerSettings])
+def test_every_commented_line_of_a_settings_file_may_be_uncommented(settings: type[Any]) -> None:
+    text = commented_toml(settings, "Title.")
+    uncommented = re.sub(r"(?m)^# (\w+ = )", r"\1", text)
+    assert uncommented != text
+    settings.model_validate(tomllib.loads(uncommented))
+
+
+def test_relative_paths_start_at_the_settings_file(tmp_path: Path) -> None:
+    path = tmp_path / "client.toml"
+    path.write_text('run = "r"\nstate = "s"\n[trainer]\ndata_dir = "d"\n[policy]\nroster_file = "pins"\n')
+    settings = load_client_settings(path, {"FEDREP_CLIENT__CREDENTIALS": "/elsewhere"})
+    assert (settings.state, settings.trainer.data_dir) == (tmp_path / "s", tmp_path / "d")
+    assert (settings.policy.roster_file, settings.credentials) == (tmp_path / "pins", Path("/elsewhere"))
+
+
+def test_a_round_is_one_calm_line() -> None:
+    status = {"last_round": 7, "outcome": "applied", "reason": "", "train_loss": 0.25, "bytes_sent": 2048, "epsilon_left": 1.5}
+    assert round_line(status) == "round 7  applied  loss 0.2500  2,048 bytes sent  epsilon left 1.50"
+    assert round_line(status | {"epsilon_left": None, "epsilon_total": "none"}).endswith("epsilon spent none")
+    assert round_line(status | {"epsilon_left": 1.509}).endswith("left 1.50"), "rounded towards less"
+    assert phase_line({"round": 8, "phase": "training"}) == "round 8: training"
+
+
+def test_an_operator_checks_runs_looks_back_and_leaves(tmp_path: Path) -> None:
+    federation = Federation.create(tmp_path, silos=3)
+    config = federation.write_client_toml(0)
+
+    async def scenario() -> None:
+        async with federation.serving():
+            code, report = await fedrep("client", "check", "--config", str(config))
+            found = {row["check"]: row for row in report["findings"]}
+            assert (code, found["run"]["outcome"]) == (1, "failed"), "there is no run yet"
+            assert found["trainer: repeatable"]["outcome"] == "ok"
+            await federation.create_run(rounds=2)
+            code, report = await fedrep("client", "check", "--config", str(config))
+            assert code == 0, report
+            found = {row["check"]: row for row in report["findings"]}
+            assert {"TLS", "certificate", "one training", "model of the run", "policy", "epsilon"} <= set(found)
+            silo = federation.start_silo_process(0)
+            others = [asyncio.create_task(federation.daemon(number).run()) for number in (1, 2)]
+            assert await silo.wait() == 0, silo.log.read_text()
+            await asyncio.gather(*others)
+            _, status = await fedrep("client", "status", "--config", str(config))
+            assert (status["last_round"], status["model_version"], status["running"]) == (2, 2, False)
+            assert status["phase"] == "run finished"
+            _, audit = await fedrep("client", "audit", "--round", "2", "--config", str(config))
+            assert {"ProposeCoordinates", "SubmitMaskedShare"} <= {entry["what"] for entry in audit["entries"]}
+            assert audit["bytes"] == sum(entry["bytes"] for entry in audit["entries"])
+            _, left = await fedrep("client", "leave", "--purge", "--config", str(config))
+            assert left == {"told_server": True, "purged": True, "why": ""}
+            assert [path.name for path in federation.settings(0).state.iterdir()] == [".lock"]
+            assert (await federation.status()).silos[0].state == "left"
+
+    run_scenario(scenario())
+
+
+def test_check_shows_red_what_does_not_fit_the_run(tmp_path: Path) -> None:
+    federation = Federation.create(tmp_path, silos=3)
+    config = federation.write_client_toml(
+        0,
+        policy={"least_alpha": 0.9},
+        trainer={"user_code": "stub_code:build", "user_code_dir": tmp_path, "options": {"parameters": 100}},
+    )
+
+    async def scenario() -> None:
+        async with federation.serving():
+            await federation.create_run()
+            code, report = await fedrep("client", "check", "--config", str(config))
+            red = {row["check"]: row["text"] for row in report["findings"] if row["outcome"] == "failed"}
+            assert code == 1
+            assert set(red) == {"model of the run", "policy"}
+            assert "200 parameters, this trainer 100" in red["model of the run"]
+            assert "0.9" in red["policy"]
+
+    run_scenario(scenario())
+
+
+def test_sigterm_leaves_politely_even_from_a_long_training(tmp_path: Path) -> None:
+    federation = Federation.create(tmp_path, silos=3)
+    endless = {"user_code": "stub_code:build", "user_code_dir": tmp_path, "options": {"number": 0, "seconds": 600}}
+
+    async def scenario() -> None:
+        async with federation.serving():
+            await federation.create_run(rounds=1)
+            silo = federation.start_silo_process(0, trainer=endless)
+            others = [asyncio.create_task(federation.daemon(number).run()) for number in (1, 2)]
+            status = federation.settings(0).state / "status.json"
+            while not status.exists() or json.loads(status.read_text())["phase"] != "training":
+                assert silo.process.poll() is None, silo.log.read_text()
+                await asyncio.sleep(0.1)
+            silo.process.send_signal(signal.SIGTERM)
+            assert await silo.wait(30) == 0
+            assert (await federation.status()).silos[0].state == "left"
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+
+    run_scenario(scenario())
+
+
+def test_an_https_proxy_in_the_environment_is_honoured(tmp_path: Path) -> None:
+    federation = Federation.create(tmp_path, silos=3)
+    asked: list[str] = []
+
+    async def scenario() -> None:
+        async with federation.serving(), proxy_to(federation.port, asked) as port:
+            await federation.create_run(rounds=1)
+            config = federation.write_client_toml(0)
+            log = config.with_suffix(".log")
+            arguments = ["-m", "fedrep_cli.main", "client", "--config", str(config)]
+            silo = start_process(arguments, log, {"HTTPS_PROXY": f"http://127.0.0.1:{port}", "NO_PROXY": ""})
+            others = [asyncio.create_task(federation.daemon(number).run()) for number in (1, 2)]
+            assert await in_thread(lambda: silo.wait(60)) == 0, log.read_text()
+            await asyncio.gather(*others)
+            assert (await federation.summary()).rounds_applied == 1
+        assert asked
+        assert {request.split("\r\n")[0] for request in asked} == {f"CONNECT {federation.address} HTTP/1.1"}
+
+    run_scenario(scenario())
+
+
+def test_a_renewed_certificate_is_used_without_a_restart_or_a_lost_round(tmp_path: Path) -> None:
+    federation = Federation.create(tmp_path, silos=3)
+
+    async def scenario() -> None:
+        async with federation.serving():
+            await federation.create_run(rounds=3)
+            daemons = [federation.daemon(number, trainer=StubTrainer(number, seconds=0.2)) for number in range(3)]
+            running = asyncio.ensure_future(federation.run_silos(daemons))
+            before = await federation.until(lambda status: status.open_round >= 1)
+            old = federation.credentials("silo-0")
+            identity = old.identity
+            assert identity.role is Role.SILO
+            chain = federation.authority.sign(certificate_request(old.private_key), identity, 90)
+            write_atomically(federation.identity_folder("silo-0") / "cert.pem", chain, 0o644)
+            await daemons[0].connection.renew()
+            await running
+            after = await federation.status()
+            assert after.summary.rounds_applied == 3
+            assert after.silos[0].certificate_expires > before.silos[0].certificate_expires
+            assert [row.silos[0].status for row in await federation.rounds()] == ["on_time"] * 3
+
+    run_scenario(scenario())
+
+
+def test_the_daemon_renews_its_certificate_by_itself_and_joins_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    federation = Federation.create(tmp_path, silos=3)
+    folder = federation.identity_folder("silo-0")
+    due = [dt.datetime.min.replace(tzinfo=dt.UTC)]  # the first certificate's two thirds are over, the next one's are not
+    later = dt.datetime.max.replace(tzinfo=dt.UTC)
+    monkeypatch.setattr("fedrep_identity.upkeep.renewal_time", lambda _: due.pop() if due else later)
+
+    async def scenario() -> None:
+        authority = AuthorityServer(EnrolmentDesk(federation.authority), Addresses("127.0.0.1", 0, 0, 0))
+        await authority.start()
+        certificates = f"127.0.0.1:{authority.certificate_port}"
+        FederationAddresses("testers", federation.address, "", certificates).save(folder)
+        before = (folder / "cert.pem").read_bytes()
+        async with federation.serving():
+            await federation.create_run(rounds=2)
+            federation.write_client_toml(0)
+            trainer = TrainerSettings(user_code="stub_code:build", user_code_dir=tmp_path, options={"seconds": 0.3})
+            silo = asyncio.create_task(take_part(federation.settings(0, trainer=trainer)))
+            others = [asyncio.create_task(federation.daemon(number).run()) for number in (1, 2)]
+            await asyncio.gather(silo, *others)
+            assert (await federation.summary()).rounds_applied == 2
+        await authority.stop(0)
+        assert (folder / "cert.pem").read_bytes() != before
+
+    run_scenario(scenario())
+
+
+def test_a_revoked_silo_stops_with_the_reason(tmp_path: Path) -> None:
+    federation = Federation.create(tmp_path, silos=3)
+
+    async def scenario() -> None:
+        async with federation.serving():
+            await federation.create_run(rounds=1)
+            waiting = asyncio.create_task(federation.daemon(0).run())
+            await federation.until(lambda status: status.silos[0].state == "present")
+            federation.authority.revoke("silo-0")
+            crl = (federation.authority.folder / "crl.pem").read_bytes()
+            write_atomically(federation.identity_folder("server") / "crl.pem", crl, 0o644)
+            with pytest.raises(CryptoError, match="revoked"):
+                await waiting
+
+    run_scenario(scenario())
+
+
+def test_the_terminal_shows_each_finished_round_once() -> None:
+    daemon = SimpleNamespace(reports=SimpleNamespace(rounds_over=0, status={"phase": "training", "round": 1}))
+    screen = StringIO()
+
+    async def scenario() -> None:
+        view = asyncio.create_task(show_rounds(daemon, Console(file=screen, force_terminal=True, width=120)))  # type: ignore[arg-type]
+        await asyncio.sleep(0.1)
+        daemon.reports.status |= {"problem": "no [/key] 5", "last_round": 1, "outcome": "applied"}
+        daemon.reports.status |= {"bytes_sent": 10, "epsilon_total": 2.0}
+        daemon.reports.rounds_over = 1
+        await asyncio.sleep(0.6)
+        view.cancel()
+        await asyncio.gather(view, return_exceptions=True)
+
+    asyncio.run(scenario())
+    assert screen.getvalue().count("round 1  applied  10 bytes sent  epsilon spent 2") == 1
+    assert "round 1: training" in screen.getvalue()
+    assert "problem: no [/key] 5" in screen.getvalue()

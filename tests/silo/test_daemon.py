@@ -1,0 +1,99 @@
+"""Real daemons and a real server over mTLS: they train, and agree to the last bit after every round."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+
+from fedrep.protocol.model_state import ModelState
+from fedrep_identity.certificates import Credentials
+from fedrep_silo.config import ClientSettings
+from fedrep_silo.daemon import SiloDaemon
+from fedrep_silo.state import StateFolder
+from fedrep_trainers.build import build_trainer
+from fedrep_trainers.settings import TrainerSettings
+from tests.harness.federation import Federation, StubTrainer
+from tests.harness.processes import run_scenario
+
+
+class RememberingFolder(StateFolder):
+    """Keeps every model that was ever saved."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.models: dict[int, ModelState] = {}
+
+    def save_model(self, model: ModelState) -> None:
+        super().save_model(model)
+        self.models[model.version] = model
+
+
+def remembering(settings: ClientSettings, number: int) -> tuple[SiloDaemon, RememberingFolder]:
+    credentials = Credentials.load(settings.credentials)
+    folder = RememberingFolder(settings.state)
+    return SiloDaemon(settings, credentials, credentials.trust_store(), StubTrainer(number), state=folder), folder
+
+
+def test_all_silos_hold_the_servers_model_to_the_last_bit_after_every_round(tmp_path: Path) -> None:
+    federation = Federation.create(tmp_path, silos=4)
+
+    async def scenario() -> None:
+        async with federation.serving() as server:
+            await federation.create_run(rounds=5, keep_models=10)
+            made = [remembering(federation.settings(number), number) for number in range(4)]
+            await federation.run_silos(daemon for daemon, _ in made)
+            summary = await federation.summary()
+            assert (summary.state, summary.rounds_applied, summary.model_version) == ("finished", 5, 5)
+            driver = server.coordinator.run_named("run")
+            for version in range(6):
+                expected = await server.coordinator.model(driver, version)
+                for _, folder in made:
+                    held = folder.models[version]
+                    assert np.array_equal(held.vector, expected.vector)
+                    assert (held.hash, held.chain) == (expected.hash, expected.chain)
+            assert not np.array_equal(made[0][1].models[0].vector, made[0][1].models[5].vector)
+
+    run_scenario(scenario())
+
+
+def test_a_network_learns_digits(tmp_path: Path) -> None:
+    federation = Federation.create(tmp_path, silos=3)
+
+    def trainer(number: int) -> TrainerSettings:
+        return TrainerSettings(
+            threads=1, learning_rate=1.0, interval=10, shard_count=3, shard_index=number, evaluation_samples=100
+        )
+
+    async def scenario() -> None:
+        trainers = [build_trainer(trainer(number)) for number in range(3)]
+        async with federation.serving():
+            await federation.create_run(trainer=trainers[0], rounds=4, fraction=0.5, alpha=0.1)
+            before = trainers[0].evaluate(trainers[0].initial())
+            evaluator = federation.evaluator(trainer=build_trainer(trainer(0)))
+            watching = asyncio.ensure_future(evaluator.run())
+            await federation.run_silos(federation.daemon(number, trainer=trainers[number]) for number in range(3))
+            await watching
+            await evaluator.leave()
+            summary = await federation.summary()
+            assert before.accuracy is not None
+            assert summary.accuracy > before.accuracy + 0.3
+
+    run_scenario(scenario())
+
+
+def test_processes_train_together_as_an_operator_starts_them(tmp_path: Path) -> None:
+    federation = Federation.create(tmp_path, silos=3)
+
+    async def scenario() -> None:
+        server = federation.start_server_process()
+        await server.wait_until_serving()
+        await federation.create_run(rounds=2)
+        silos = [federation.start_silo_process(number) for number in range(3)]
+        for silo in silos:
+            assert await silo.wait() == 0, silo.log.read_text()
+        assert (await federation.summary()).rounds_applied == 2
+        assert server.terminate() == 0
+
+    run_scenario(scenario())

@@ -1,0 +1,116 @@
+"""Who measures the model, and how often."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from fedrep.errors import NotFoundError
+from tests.harness.federation import Federation
+from tests.harness.scenarios import finish, serve
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Federation:
+    return Federation.create(tmp_path_factory.mktemp("evaluator"), silos=4)
+
+
+def test_the_evaluator_reports_every_version_and_keeps_the_best_model(federation: Federation) -> None:
+    async def scenario(federation: Federation, run: str) -> None:
+        await federation.create_run(run)
+        evaluator = federation.evaluator(run)
+        watching = asyncio.ensure_future(evaluator.run())
+        assert await finish(*(federation.daemon(n, run) for n in range(4))) == [None] * 4
+        await watching
+        await evaluator.leave()
+        summary = await federation.summary(run)
+        best = federation.settings("evaluator", run).state / "best.safetensors"
+        assert best.exists()
+        assert summary.accuracy > 0
+        assert evaluator.model is not None
+        assert evaluator.model.version == 3
+        written = best.stat().st_mtime_ns
+        again = federation.evaluator(run)
+        await again.run()
+        await again.leave()
+        assert best.stat().st_mtime_ns == written, "a restart does not replace the best by one no better"
+
+    serve(federation, scenario, "evaluated")
+
+
+@pytest.mark.parametrize(("own", "evaluated"), [(None, [0, 2, 3]), (3, [0, 3])], ids=["as the run says", "its own setting"])
+def test_evaluator_and_silos_evaluate_as_often_as_the_run_says_unless_told_otherwise(
+    federation: Federation, own: int | None, evaluated: list[int]
+) -> None:
+    async def scenario(federation: Federation, run: str) -> None:
+        await federation.create_run(run, evaluation_interval=2)
+        evaluator = federation.evaluator(run, evaluate_every=own)
+        watching = asyncio.ensure_future(evaluator.run())
+        await federation.until(lambda status: status.summary.HasField("accuracy"), run)
+        assert await finish(*(federation.daemon(n, run, evaluate_every=own) for n in range(4))) == [None] * 4
+        await watching
+        await evaluator.leave()
+        assert [event.round for event in await federation.events(run, "metrics")] == evaluated
+        with_figures = [round.round for round in await federation.rounds(run) if round.silo_accuracy]
+        assert with_figures == [number for number in (2, 3) if number % (own or 2) == 0]
+
+    serve(federation, scenario, f"interval-{own}")
+
+
+def test_an_evaluator_started_before_its_run_says_once_that_it_waits_and_follows_it(
+    federation: Federation, lines: list[Any]
+) -> None:
+    async def scenario(federation: Federation, run: str) -> None:
+        evaluator = federation.evaluator(run)
+        watching = asyncio.ensure_future(evaluator.run())
+        while evaluator.status["phase"] != "waiting for the run":
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(1.2)  # long enough to ask again
+        await federation.create_run(run, rounds=1)
+        assert await finish(*(federation.daemon(n, run) for n in range(4))) == [None] * 4
+        await watching
+        await evaluator.leave()
+        assert evaluator.model is not None
+        assert evaluator.model.version == 1
+
+    serve(federation, scenario, "to-come")
+    assert [line["run"] for line in lines if line["event"] == "waiting_for_run"] == ["to-come"]
+
+
+def test_an_evaluator_whose_run_never_comes_gives_up_with_the_reason(federation: Federation) -> None:
+    async def scenario(federation: Federation, run: str) -> None:
+        evaluator = federation.evaluator(run, give_up_after=0.5)
+        with pytest.raises(NotFoundError, match="no run named 'never'"):
+            await evaluator.run()
+        await evaluator.leave()
+
+    serve(federation, scenario, "never")
+
+
+def test_an_evaluator_that_comes_too_late_for_a_model_asks_for_the_newest(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(federation: Federation, run: str) -> None:
+        await federation.create_run(run, rounds=1)
+        evaluator = federation.evaluator(run)
+        fetch, asked = evaluator.connection.model, []
+
+        async def gone_at_first(run: bytes, version: int) -> Any:
+            asked.append(version)
+            if len(asked) == 1:
+                raise NotFoundError("version 0 is not kept on this server", reason="UNKNOWN_MODEL")
+            return await fetch(run, version)
+
+        monkeypatch.setattr(evaluator.connection, "model", gone_at_first)
+        watching = asyncio.ensure_future(evaluator.run())
+        while len(asked) < 2:
+            await asyncio.sleep(0.05)
+        assert await finish(*(federation.daemon(n, run) for n in range(4))) == [None] * 4
+        await watching
+        await evaluator.leave()
+        assert evaluator.model is not None
+        assert evaluator.model.version == 1
+
+    serve(federation, scenario, "moved-on")

@@ -1,0 +1,173 @@
+"""What a silo's operator decides, and the daemon keeps to: policy, hours, budget, drills, figures that leave, the audit."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+
+from fedrep.errors import RefusedError, SettingsError
+from fedrep_runtime.run_config import DeadlineConfig
+from fedrep_silo.config import DrillSettings, PolicySettings
+from tests.harness.federation import Federation, StubTrainer
+from tests.harness.scenarios import confirmed_rounds, finish, serve
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Federation:
+    return Federation.create(tmp_path_factory.mktemp("policy"), silos=4)
+
+
+REFUSALS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "smallest_buffer": ({"smallest_buffer": 3}, {}, "smaller than the 3"),
+    "least_alpha": ({"least_alpha": 0.9}, {}, "0.9 this silo asks for"),
+    "largest_fraction": ({"largest_fraction": 0.1}, {}, "above the allowed 0.1"),
+    "smallest_range": ({"smallest_range": 0.5}, {}, "below the 0.5"),
+    "allowed_runs": ({"allowed_runs": ("another",)}, {}, "not among the runs"),
+    "model_hash": ({"model_hash": "00" * 32}, {}, "not the one this silo expects"),
+    "allow_drills": ({}, {"drills": True}, "attack drills"),
+}
+
+
+@pytest.mark.parametrize("field", REFUSALS)
+def test_a_run_outside_the_policy_is_refused_with_the_reason_in_log_and_events(
+    federation: Federation, lines: list[Any], field: str
+) -> None:
+    policy, options, reason = REFUSALS[field]
+
+    async def scenario(federation: Federation, run: str) -> None:
+        await federation.create_run(run, **options)
+        (ended,) = await finish(federation.daemon(0, run, policy=PolicySettings(**policy)))
+        assert isinstance(ended, RefusedError)
+        assert reason in str(ended)
+        (event,) = await federation.events(run, "problem")
+        assert reason in event.text
+        status = await federation.status(run)
+        assert status.silos[0].state == "absent", "it never joined"
+        assert reason in status.silos[0].problem
+
+    serve(federation, scenario, f"policy-{field}")
+    assert any(line["event"] == "run_refused" and reason in line["why"] for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("policy", "reason"),
+    [({"smallest_roster": 5}, "roster of 4 is smaller"), ({"roster_file": "pins"}, "not in this silo's pinned roster")],
+)
+def test_a_round_outside_the_policy_is_refused_with_the_reason(
+    federation: Federation, policy: dict[str, Any], reason: str
+) -> None:
+    pins = federation.folder / "pins.txt"
+    pins.write_text("# only one silo is trusted\n" + "ab" * 32 + "\n")
+    if "roster_file" in policy:
+        policy = {"roster_file": pins}
+
+    async def scenario(federation: Federation, run: str) -> None:
+        await federation.create_run(run, rounds=1, quorum=3, deadlines=DeadlineConfig(propose=1.5, submit=9, confirm=9, reveal=9))
+        careful = federation.daemon(0, run, policy=PolicySettings(**policy))
+        assert await finish(careful, *(federation.daemon(n, run) for n in (1, 2, 3))) == [None] * 4
+        (event,) = await federation.events(run, "problem")
+        assert reason in event.text
+        assert careful.books.journal.ledger.rounds == 0
+        audit = [json.loads(line) for line in (careful.books.folder.folder / "audit.jsonl").read_text().splitlines()]
+        assert not any(entry["what"] in ("ProposeCoordinates", "ConfirmSurvivors", "RevealShares") for entry in audit)
+
+    serve(federation, scenario, f"round-policy-{next(iter(policy))}")
+
+
+def test_outside_its_hours_a_silo_trains_nothing_but_holds_shares(federation: Federation) -> None:
+    async def scenario(federation: Federation, run: str) -> None:
+        await federation.create_run(run, rounds=1, quorum=3, deadlines=DeadlineConfig(propose=1.5, submit=9, confirm=9, reveal=9))
+        trainer = StubTrainer(0)
+        asleep = federation.daemon(0, run, trainer, policy=PolicySettings(hours=(0, 0)))
+        assert await finish(asleep, *(federation.daemon(n, run) for n in (1, 2, 3))) == [None] * 4
+        assert trainer.trained_rounds == []
+        assert confirmed_rounds(asleep) == {1}
+
+    serve(federation, scenario, "hours")
+
+
+def test_a_spent_epsilon_budget_stops_the_silo_and_it_says_so(federation: Federation) -> None:
+    async def scenario(federation: Federation, run: str) -> None:
+        await federation.create_run(run, quorum=3, deadlines=DeadlineConfig(propose=1.5, submit=9, confirm=9, reveal=9))
+        frugal = federation.daemon(0, run, policy=PolicySettings(epsilon_budget=8.0))  # one proposal costs about 5.2
+        ended = await finish(frugal, *(federation.daemon(n, run) for n in (1, 2, 3)))
+        assert isinstance(ended[0], RefusedError)
+        assert "budget of 8" in str(ended[0])
+        assert ended[1:] == [None] * 3
+        assert frugal.books.journal.ledger.rounds == 1
+        assert confirmed_rounds(frugal) == {1, 2}, "in the round it declines it is still a holder"
+        assert any("budget of 8" in event.text for event in await federation.events(run, "problem"))
+        status = await federation.status(run)
+        assert status.silos[0].state == "left"
+        assert status.silos[0].epsilon_budget == 8.0
+        assert status.summary.rounds_applied == 3
+
+    serve(federation, scenario, "budget")
+
+
+def test_a_drill_is_refused_unless_the_run_allows_it_and_is_shown_where_it_does(federation: Federation) -> None:
+    async def scenario(federation: Federation, run: str) -> None:
+        await federation.create_run(run)
+        (ended,) = await finish(federation.daemon(0, run, drill=DrillSettings(attack="bitflip")))
+        assert isinstance(ended, RefusedError)
+        assert ended.reason == "NO_DRILLS"
+        allowed = PolicySettings(allow_drills=True)
+        await federation.create_run(f"{run}-allowed", drills=True)
+        attacker = federation.daemon(0, f"{run}-allowed", drill=DrillSettings(attack="bitflip"), policy=allowed, report="none")
+        honest = [federation.daemon(n, f"{run}-allowed", policy=allowed) for n in (1, 2, 3)]
+        assert await finish(attacker, *honest) == [None] * 4
+        status = await federation.status(f"{run}-allowed")
+        assert [silo.drill for silo in status.silos] == ["bitflip", "", "", ""]
+
+    serve(federation, scenario, "drill")
+
+
+def test_a_drill_that_cannot_be_played_is_refused_before_anything_starts(federation: Federation) -> None:
+    with pytest.raises(SettingsError, match="no attack 'bitflop'"):
+        federation.daemon(0, "x", drill=DrillSettings(attack="bitflop"))
+    with pytest.raises(SettingsError, match="cannot play 'foe'"):
+        federation.daemon(0, "x", drill=DrillSettings(attack="foe", options={"epsilun": 1}))
+
+
+@pytest.mark.parametrize("report", ["none", "counts", "all"])
+def test_only_the_figures_that_the_operator_allows_leave_the_silo(federation: Federation, report: str) -> None:
+    async def scenario(federation: Federation, run: str) -> None:
+        await federation.create_run(run, rounds=1)
+        daemons = [federation.daemon(n, run, report=report) for n in range(4)]
+        seen: list[set[str]] = []
+        sent = daemons[0].connection.report
+
+        async def spy(request: Any) -> None:
+            seen.append({field.name for field, _ in request.ListFields()})
+            await sent(request)
+
+        daemons[0].connection.report = spy  # type: ignore[method-assign]
+        assert await finish(*daemons) == [None] * 4
+        counts = {"run", "round", "model_version", "clip_rate", "epsilon_total", "given_up", "samples"}
+        figures = {"train_loss", "loss", "accuracy", "train_seconds"}
+        allowed = {"none": set(), "counts": counts, "all": counts | figures}[report]
+        union = set().union(*seen)
+        assert union <= allowed
+        assert figures <= union if report == "all" else not union & figures
+
+    serve(federation, scenario, f"report-{report}")
+
+
+def test_the_audit_holds_an_entry_before_the_bytes_leave(federation: Federation) -> None:
+    async def scenario(federation: Federation, run: str) -> None:
+        await federation.create_run(run, rounds=1)
+        daemons = [federation.daemon(n, run) for n in range(4)]
+        assert await finish(*daemons) == [None] * 4
+        await daemons[0].leave()
+        path = federation.settings(0, run).state / "audit.jsonl"
+        entries = [json.loads(line) for line in path.read_text().splitlines()]
+        by_kind = {entry["what"]: entry for entry in entries}
+        assert by_kind["ProposeCoordinates"]["epsilon_total"] == pytest.approx(5.21, abs=0.01)
+        assert len(by_kind["SubmitMaskedShare"]["mates"]) == 1
+        assert {"Join", "ConfirmSurvivors", "RevealShares", "ReportMetrics", "Leave"} <= set(by_kind)
+        assert all(entry["bytes"] > 0 and entry["at"] <= time.time() for entry in entries)
+
+    serve(federation, scenario, "audit")

@@ -1,0 +1,250 @@
+"""What a silo does when something is wrong: the server is away, training fails, its state is taken."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedrep.errors import FedrepError, RefusedError
+from fedrep.wire.v1 import federation_pb2
+from fedrep_cli.processes import free_port
+from fedrep_identity.certificates import Role
+from fedrep_runtime.files import lock_folder
+from fedrep_runtime.run_config import DeadlineConfig
+from fedrep_silo.connection import ServerAwayError
+from tests.harness.federation import Federation, StubTrainer
+from tests.harness.processes import run_scenario
+from tests.harness.scenarios import confirmed_rounds, finish, serve
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Federation:
+    return Federation.create(tmp_path_factory.mktemp("troubles"), silos=4)
+
+
+def test_a_failed_training_is_reported_and_the_next_round_is_tried(federation: Federation, lines: list[Any]) -> None:
+    def fail_once(round_number: int) -> None:
+        if round_number == 1:
+            raise RuntimeError("CUDA out of memory")
+
+    async def scenario(federation: Federation, run: str) -> None:
+        await federation.create_run(run, quorum=3, deadlines=DeadlineConfig(propose=1.5, submit=9, confirm=9, reveal=9))
+        broken = federation.daemon(0, run, StubTrainer(0, before_training=fail_once))
+        assert await finish(broken, *(federation.daemon(n, run) for n in (1, 2, 3))) == [None] * 4
+        rounds = await federation.rounds(run)
+        assert [row.silos[0].status for row in rounds] == ["late", "on_time", "on_time"]
+        assert all(row.outcome == federation_pb2.OUTCOME_APPLIED for row in rounds)
+        (event,) = await federation.events(run, "problem")
+        assert "CUDA out of memory" in event.text
+        assert (event.silo, event.round) == ("silo-0", 1)
+
+    serve(federation, scenario, "training-fails-once")
+    assert any(line["event"] == "training_failed" and line["round"] == 1 for line in lines)
+
+
+def test_a_silo_whose_training_keeps_failing_stops_and_leaves(federation: Federation) -> None:
+    def fail(round_number: int) -> None:
+        raise ValueError("patient 4711 has no label")
+
+    async def scenario(federation: Federation, run: str) -> None:
+        await federation.create_run(run, quorum=3, deadlines=DeadlineConfig(propose=1.5, submit=9, confirm=9, reveal=9))
+        trainer = StubTrainer(0, before_training=fail)
+        broken = federation.daemon(0, run, trainer, training_failures=2, report="counts")
+        ended = await finish(broken, *(federation.daemon(n, run) for n in (1, 2, 3)))
+        assert ended[1:] == [None] * 3
+        assert isinstance(ended[0], FedrepError)
+        assert "2 times in a row" in str(ended[0])
+        status = await federation.status(run)
+        assert status.silos[0].state == "left"
+        problems = await federation.events(run, "problem")
+        assert len(problems) == 2
+        assert not any("4711" in event.text for event in problems), 'only report = "all" sends the text of an error'
+
+    serve(federation, scenario, "training-fails")
+
+
+def test_a_slow_trainer_is_a_bystander_and_not_punished(federation: Federation) -> None:
+    async def scenario(federation: Federation, run: str) -> None:
+        await federation.create_run(run, quorum=3, deadlines=DeadlineConfig(propose=1.5, submit=9, confirm=9, reveal=9))
+        slow = federation.daemon(0, run, StubTrainer(0, seconds=3.5))
+        assert await finish(slow, *(federation.daemon(n, run) for n in (1, 2, 3))) == [None] * 4
+        rounds = await federation.rounds(run)
+        assert [row.reason for row in rounds] == [""] * 3
+        assert [row.silos[0].status for row in rounds] == ["late"] * 3
+        silo = (await federation.status(run)).silos[0]
+        assert (silo.state, silo.strikes) == ("present", 0)
+        assert confirmed_rounds(slow) == {1, 2, 3}, "it still answers for the others' shares"
+        assert slow.model is not None
+        assert slow.model.version == 3
+        assert not slow.books.memory.residual.any(), "stale updates do not pile up"
+
+    serve(federation, scenario, "slow")
+
+
+def test_a_second_process_on_the_same_state_folder_is_refused(federation: Federation) -> None:
+    state = federation.settings(0, "locked").state
+
+    async def scenario() -> None:
+        with lock_folder(state):
+            silo = federation.start_silo_process(0, "locked")
+            assert await silo.wait() == 1
+            assert "in use by another process" in silo.log.read_text()
+
+    run_scenario(scenario())
+
+
+def test_a_state_folder_serves_one_run_only(federation: Federation) -> None:
+    async def scenario(federation: Federation, run: str) -> None:
+        await federation.create_run(run, rounds=1)
+        assert await finish(*(federation.daemon(n, run) for n in range(4))) == [None] * 4
+        await federation.create_run(f"{run}-2", rounds=1)
+        state = federation.settings(0, run).state
+        (ended,) = await finish(federation.daemon(0, f"{run}-2", state=state))
+        assert isinstance(ended, RefusedError)
+        assert ended.reason == "OTHER_RUN"
+
+    serve(federation, scenario, "one-run")
+
+
+def test_a_server_away_is_tried_again_with_growing_pauses_and_mentioned_once(
+    federation: Federation, lines: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    sleep = asyncio.sleep
+
+    async def quick(seconds: float) -> None:
+        pauses.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr("fedrep_silo.connection.asyncio.sleep", quick)
+    nobody = f"localhost:{free_port()}"
+
+    async def scenario() -> None:
+        daemon = federation.daemon(0, "away", server=nobody, give_up_after=2.0)
+        with pytest.raises(ServerAwayError, match="out of reach"):
+            await daemon.run()
+        await daemon.connection.close()
+
+    run_scenario(scenario(), 60)
+    waits = [pause for pause in pauses if pause >= 0.25][:6]
+    assert all(later > 0.99 * earlier for earlier, later in pairwise(waits)), "they grow"
+    assert max(waits) > 2
+    assert len({round(pause, 6) for pause in waits}) == len(waits), "and are jittered"
+    assert sum(line["event"] == "server_away" for line in lines) == 1
+
+
+def test_a_silo_whose_own_certificate_has_expired_says_so_and_goes_on_with_a_new_one(tmp_path: Path, lines: list[Any]) -> None:
+    federation = Federation.create(tmp_path, silos=3)
+    federation.issue("silo-0", Role.SILO, days=-0.001)
+
+    async def scenario(federation: Federation, run: str) -> None:
+        await federation.create_run(run, rounds=1)
+        silos = asyncio.ensure_future(finish(*(federation.daemon(n, run) for n in range(3))))
+        while not any(line["event"] == "server_away" for line in lines):
+            await asyncio.sleep(0.05)
+        federation.issue("silo-0", Role.SILO)
+        assert await silos == [None] * 3
+
+    serve(federation, scenario, "expired")
+    said = [line["why"] for line in lines if line["event"] == "server_away"]
+    assert len(said) == 1
+    assert "silo-0 expired on" in said[0]
+    assert "fedrep enroll" in said[0]
+
+
+def test_a_server_of_another_federation_is_called_that(federation: Federation, tmp_path: Path, lines: list[Any]) -> None:
+    other = Federation.create(tmp_path, silos=1)
+
+    async def scenario(federation: Federation, run: str) -> None:
+        stranger = other.daemon(0, run, server=federation.address, give_up_after=0.5)
+        with pytest.raises(ServerAwayError, match="could not prove that it belongs to this federation"):
+            await stranger.run()
+        await stranger.connection.close()
+
+    serve(federation, scenario, "not-ours")
+
+
+def test_a_silo_started_before_its_run_waits_for_it(federation: Federation) -> None:
+    async def scenario(federation: Federation, run: str) -> None:
+        early = asyncio.ensure_future(finish(*(federation.daemon(n, run) for n in range(4))))
+        await asyncio.sleep(0.3)
+        await federation.create_run(run, rounds=1)
+        assert await early == [None] * 4
+
+    serve(federation, scenario, "later")
+
+
+def test_silos_go_on_by_themselves_after_the_server_was_killed_in_mid_round(tmp_path: Path) -> None:
+    federation = Federation.create(tmp_path, silos=3)
+
+    async def scenario() -> None:
+        server = federation.start_server_process()
+        await server.wait_until_serving()
+        await federation.create_run(rounds=5)
+        slow = [StubTrainer(number, seconds=0.3) for number in range(3)]
+        daemons = [federation.daemon(number, trainer=slow[number]) for number in range(3)]
+        silos = asyncio.ensure_future(finish(*daemons))
+        await federation.until(lambda status: status.open_round >= 2)
+        server.kill()
+        server = federation.start_server_process()
+        await server.wait_until_serving()
+        assert await silos == [None] * 3
+        summary = await federation.summary()
+        assert summary.state == "finished"
+        assert summary.rounds_applied + summary.rounds_skipped == 5
+        assert summary.rounds_applied >= 3
+        for daemon in daemons:
+            assert daemon.model is not None
+            assert daemon.model.version == summary.model_version
+        chains = {daemon.model.chain for daemon in daemons if daemon.model is not None}
+        assert len(chains) == 1
+        for daemon in daemons:
+            assert daemon.books.memory.pending == (), "the broken round's values came back"
+            assert daemon.books.memory.given_up == 0
+        assert server.terminate() == 0
+
+    run_scenario(scenario())
+
+
+def test_values_of_a_skipped_round_come_back_once_the_holders_have_renounced(federation: Federation) -> None:
+    """The run is paused out of existence in the middle of a round: everybody gives a statement, nobody loses anything."""
+
+    async def scenario(federation: Federation, run: str) -> None:
+        await federation.create_run(run, rounds=3)
+        daemons = [federation.daemon(n, run) for n in range(4)]
+        held = asyncio.Event()
+        survivors = daemons[0].connection.survivors
+
+        async def hold(*arguments: Any) -> Any:
+            """The first silo never confirms round 1; the others wait for it until the round is called off."""
+            if arguments[1] == 1:
+                await held.wait()
+            return await survivors(*arguments)
+
+        for daemon in daemons:
+            daemon.connection.survivors = hold  # type: ignore[method-assign, assignment]
+        silos = asyncio.ensure_future(finish(*daemons))
+        assert federation.running is not None
+        driver = federation.running.coordinator.run_named(run)
+        while driver.open is None or driver.open.machine.phase.value != "confirm":
+            await asyncio.sleep(0.02)
+        before = [daemon.books.memory for daemon in daemons]
+        await federation.running.coordinator.roll_back(driver, 0)  # skips the open round
+        held.set()
+        assert await silos == [None] * 4
+        rounds = await federation.rounds(run)
+        assert rounds[0].outcome == federation_pb2.OUTCOME_SKIPPED
+        for daemon, memory in zip(daemons, before, strict=True):
+            assert [pending.round for pending in memory.pending] == [1]
+            assert daemon.books.journal.renounced == (1,)
+            assert daemon.books.memory.pending == ()
+            assert daemon.books.memory.given_up == 0
+        sent = [np.abs(memory.pending[0].sent).sum() for memory in before]
+        assert min(sent) > 0
+
+    serve(federation, scenario, "renounce")
