@@ -61,10 +61,8 @@ def vector_work(d: int) -> tuple[dict[str, Work], int]:
     key, seed = AgreementKey.generate(), SecretBytes(secrets.token_bytes(32))
     mates = [AgreementKey.generate().public for _ in range(BUFFER - 1)]
     model = ModelState.initial(rng.standard_normal(d, dtype=np.float32))
-    server, levels, scale = ServerModel(model, np.zeros(d, np.float32)).apply(consensus, values.dequantized, 16)
-    after = server.state
-    heads = (after.version, after.hash, after.chain)
-    answer = Update(RunHash(b""), 1, Outcome.APPLIED, "", coded, levels, scale, 16, None, (), (), (), *heads)
+    server, descent = ServerModel(model, np.zeros(d, np.float32)).apply(consensus, coded, values.dequantized, 16)
+    answer = Update(RunHash(b""), 1, Outcome.APPLIED, "", server.state.name, descent=descent)
 
     def submit() -> memoryview:
         masks = [self_mask(seed, NAME, C2, 0)]

@@ -133,7 +133,7 @@ def judge(pending: Pending, update: Update) -> Fate:
     """USED and GIVEN_UP take the server's word (they send nothing again); RESTORED takes proof."""
     if _was_opened(pending, update):
         return Fate.USED
-    if _proved_closed_by_survivors(pending, update) or _proved_closed_by_statements(pending, update.statements):
+    if _proved_closed_by_survivors(pending, update) or _proved_closed_by_statements(pending, update.evidence.statements):
         return Fate.RESTORED
     if update.outcome is Outcome.APPLIED:
         return Fate.GIVEN_UP
@@ -141,19 +141,21 @@ def judge(pending: Pending, update: Update) -> Fate:
 
 
 def _was_opened(pending: Pending, update: Update) -> bool:
-    if update.outcome is not Outcome.APPLIED or update.survivors is None or pending.place not in update.opened:
+    evidence = update.evidence
+    if update.outcome is not Outcome.APPLIED or evidence.survivors is None or pending.place not in evidence.opened:
         return False
-    return pending.silo in update.survivors.names()
+    return pending.silo in evidence.survivors.names()
 
 
 def _proved_closed_by_survivors(pending: Pending, update: Update) -> bool:
     """t holders confirmed a U under which rule 4 does not open this silo; no second U can reach t."""
-    if update.survivors is None:
+    evidence = update.evidence
+    if evidence.survivors is None:
         return False
     threshold = share_threshold(len(pending.holders))
-    if count_confirmations(update.confirmations, pending.c2, update.survivors, pending.holders, threshold) < threshold:
+    if count_confirmations(evidence.confirmations, pending.c2, evidence.survivors, pending.holders, threshold) < threshold:
         return False
-    return not _opens(pending, update.survivors)
+    return not _opens(pending, evidence.survivors)
 
 
 def _opens(pending: Pending, survivors: SurvivorSet) -> bool:

@@ -180,24 +180,45 @@ class Outcome(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class ModelName:
+    """Which model: its version, the hash of its parameters, and the chain of hashes that led to it."""
+
+    version: int
+    hash: bytes
+    chain: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Descent:
+    """G on I as it goes down. `levels` and `scale` give its values; `coordinates` are left out for a silo that holds them."""
+
+    coordinates: bytes
+    levels: bytes
+    scale: float
+    bits: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What a silo judges by what became of its values: U and who confirmed it, who renounced, and which buffers were opened."""
+
+    survivors: SurvivorSet | None = None
+    confirmations: Signatures = ()
+    statements: tuple[Statement, ...] = ()
+    opened: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Update:
-    """The answer to GetUpdate. `levels` and `scale` give G on `coordinates`; empty when the round was skipped."""
+    """The answer to GetUpdate. A skipped round has no descent, and names the model that stays."""
 
     run: RunHash
     round: int
     outcome: Outcome
     reason: str
-    coordinates: bytes
-    levels: bytes
-    scale: float
-    downlink_bits: int
-    survivors: SurvivorSet | None
-    confirmations: Signatures
-    statements: tuple[Statement, ...]
-    opened: tuple[int, ...]
-    model_version: int
-    model_hash: bytes
-    chain: bytes
+    model: ModelName
+    evidence: Evidence = Evidence()
+    descent: Descent | None = None
 
 
 class Phase(Enum):

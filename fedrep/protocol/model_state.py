@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrep.coding import decode_coordinates
 from fedrep.downlink import apply_update, decode_update, encode_update
 from fedrep.errors import DecodeError, RefusedError
-from fedrep.protocol.messages import Update
+from fedrep.protocol.messages import Descent, ModelName, Update
 from fedrep.secagg.transcript import digest
 from fedrep.sparsify import gather
 
@@ -45,6 +46,10 @@ class ModelState:
         fingerprint = model_hash(own)
         return cls(own, 0, fingerprint, first_link(fingerprint))
 
+    @property
+    def name(self) -> ModelName:
+        return ModelName(self.version, self.hash, self.chain)
+
     def succeeded_by(self, vector: NDArray[np.float32]) -> ModelState:
         """Other parameters as the next version of this model: versions and the chain only go forward."""
         fingerprint = model_hash(vector)
@@ -55,9 +60,10 @@ class ModelState:
 
     def follow(self, update: Update, indices: NDArray[np.int64]) -> ModelState:
         """A silo's step: apply G, then insist on the hash and chain that the server announced."""
-        values = decode_levels(update.levels, update.scale, update.downlink_bits, indices.size)
-        after = self._advance(indices, values)
-        if (after.version, after.hash, after.chain) != (update.model_version, update.model_hash, update.chain):
+        if update.descent is None:
+            raise DecodeError(f"the update of round {update.round} carries no values", reason="NO_VALUES")
+        after = self._advance(indices, decode_descent(update.descent, indices.size))
+        if after.name != update.model:
             raise RefusedError(
                 f"after round {update.round} this silo's model differs from the server's; fetch the model again",
                 reason="MODEL_DIVERGED",
@@ -77,21 +83,29 @@ class ServerModel:
         state = ModelState.initial(vector)
         return cls(state, np.zeros_like(state.vector))
 
-    def apply(self, indices: NDArray[np.int64], aggregate: NDArray[np.float32], bits: int) -> tuple[ServerModel, bytes, float]:
-        """The next model, and (levels, scale) as they go down to the silos."""
+    def apply(
+        self, indices: NDArray[np.int64], coordinates: bytes, aggregate: NDArray[np.float32], bits: int
+    ) -> tuple[ServerModel, Descent]:
+        """The next model, and what goes down to the silos; `coordinates` is `indices`, coded."""
         down = encode_update(aggregate, gather(self.residual, indices), bits)
         residual = self.residual.copy()
         residual[indices] = down.residual
         after = self.state._advance(indices, down.values)
-        return replace(self, state=after, residual=residual), encode_levels(down.levels), float(down.scale)
+        descent = Descent(coordinates, encode_levels(down.levels), float(down.scale), bits)
+        return replace(self, state=after, residual=residual), descent
+
+
+def indices_of(update: Update, parameters: int) -> NDArray[np.int64]:
+    """I, as the update carries it."""
+    return decode_coordinates(update.descent.coordinates if update.descent is not None else b"", parameters)
 
 
 def encode_levels(levels: NDArray[np.int16] | NDArray[np.float32]) -> bytes:
     return levels.astype(levels.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
-def decode_levels(data: bytes, scale: float, bits: int, count: int) -> NDArray[np.float32]:
-    dtype = {16: "<i2", 32: "<f4"}.get(bits)
-    if dtype is None or len(data) != count * np.dtype(dtype).itemsize:
-        raise DecodeError(f"an update of {count} coordinates does not fit {len(data)} bytes at {bits} bits")
-    return decode_update(np.frombuffer(data, dtype=dtype), np.float32(scale))
+def decode_descent(descent: Descent, count: int) -> NDArray[np.float32]:
+    dtype = {16: "<i2", 32: "<f4"}.get(descent.bits)
+    if dtype is None or len(descent.levels) != count * np.dtype(dtype).itemsize:
+        raise DecodeError(f"an update of {count} coordinates does not fit {len(descent.levels)} bytes at {descent.bits} bits")
+    return decode_update(np.frombuffer(descent.levels, dtype=dtype), np.float32(descent.scale))

@@ -22,6 +22,9 @@ from fedrep.protocol.messages import (
     Assignment,
     Confirmation,
     Consensus,
+    Descent,
+    Evidence,
+    ModelName,
     Outcome,
     Proposal,
     Record,
@@ -262,27 +265,29 @@ def statement_from_wire(wire: pb.Statement, run: bytes, round_number: int) -> St
 
 def update_to_wire(update: Update, *, omit_agreement: bool = False) -> tuple[pb.UpdateHeader, bytes]:
     """The header and the payload (coordinates, then levels) behind it; what the caller agreed to itself can be left out."""
-    coordinates = b"" if omit_agreement else update.coordinates
-    payload = coordinates + update.levels
+    descent = update.descent if update.descent is not None else Descent(b"", b"", 0.0, 0)
+    coordinates = b"" if omit_agreement else descent.coordinates
+    payload = coordinates + descent.levels
+    evidence = update.evidence
     header = pb.UpdateHeader(
         run=update.run,
         round=update.round,
         outcome=_OUTCOMES[update.outcome],
         reason=update.reason,
-        confirmations=[] if omit_agreement else signatures_to_wire(update.confirmations),
-        statements=[statement_to_wire(statement) for statement in update.statements],
-        opened=list(update.opened),
-        model_version=update.model_version,
-        model_hash=update.model_hash,
-        chain=update.chain,
-        scale=update.scale,
-        downlink_bits=update.downlink_bits,
+        confirmations=[] if omit_agreement else signatures_to_wire(evidence.confirmations),
+        statements=[statement_to_wire(statement) for statement in evidence.statements],
+        opened=list(evidence.opened),
+        model_version=update.model.version,
+        model_hash=update.model.hash,
+        chain=update.model.chain,
+        scale=descent.scale,
+        downlink_bits=descent.bits,
         coordinates_size=len(coordinates),
-        levels_size=len(update.levels),
+        levels_size=len(descent.levels),
         payload_sha256=hashlib.sha256(payload).digest(),
     )
-    if update.survivors is not None and not omit_agreement:
-        header.survivors.CopyFrom(survivors_to_wire(update.survivors))
+    if evidence.survivors is not None and not omit_agreement:
+        header.survivors.CopyFrom(survivors_to_wire(evidence.survivors))
     return header, payload
 
 
@@ -292,20 +297,15 @@ def update_from_wire(header: pb.UpdateHeader, payload: bytes) -> Update:
         raise DecodeError("the update does not say how the round ended")
     if len(payload) != header.coordinates_size + header.levels_size:
         raise DecodeError("the update's payload has another length than its header says", reason="TRUNCATED")
-    return Update(
-        RunHash(header.run),
-        header.round,
-        outcome,
-        header.reason,
-        payload[: header.coordinates_size],
-        payload[header.coordinates_size :],
-        header.scale,
-        header.downlink_bits,
+    descent = None
+    if outcome is Outcome.APPLIED:
+        coordinates, levels = payload[: header.coordinates_size], payload[header.coordinates_size :]
+        descent = Descent(coordinates, levels, header.scale, header.downlink_bits)
+    evidence = Evidence(
         survivors_from_wire(header.survivors) if header.HasField("survivors") else None,
         signatures_from_wire(header.confirmations),
         tuple(statement_from_wire(item, header.run, header.round) for item in header.statements),
         tuple(header.opened),
-        header.model_version,
-        header.model_hash,
-        header.chain,
     )
+    model = ModelName(header.model_version, header.model_hash, header.chain)
+    return Update(RunHash(header.run), header.round, outcome, header.reason, model, evidence, descent)

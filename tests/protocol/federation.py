@@ -19,7 +19,7 @@ from fedrep.protocol.manifests import (
     SiloName,
     session_key_message,
 )
-from fedrep.protocol.messages import DeadlinePassed, Effect, Outcome, Phase, Signatures, Update
+from fedrep.protocol.messages import DeadlinePassed, Effect, Evidence, Outcome, Phase, Signatures, Update
 from fedrep.protocol.model_state import ServerModel, model_hash
 from fedrep.protocol.preflight import default_colluders, default_min_survivors, default_quorum
 from fedrep.protocol.server_round import ServerRound
@@ -319,27 +319,15 @@ class Federation:
         """Apply the outcome on the server and let every silo settle its pending values."""
         result = self.round.result
         assert result is not None
-        levels, scale = b"", 0.0
+        descent = None
         if result.outcome is Outcome.APPLIED:
             assert result.combined is not None
-            self.model, levels, scale = self.model.apply(result.indices, result.combined.vector, self.run.downlink_bits)
-        state = self.model.state
+            self.model, descent = self.model.apply(
+                result.indices, result.coordinates, result.combined.vector, self.run.downlink_bits
+            )
+        evidence = Evidence(result.survivors, result.confirmations, (), result.opened)
         update = Update(
-            self.run.digest(),
-            self.round_number,
-            result.outcome,
-            result.reason,
-            result.coordinates if levels else b"",
-            levels,
-            scale,
-            self.run.downlink_bits,
-            result.survivors,
-            result.confirmations,
-            (),
-            result.opened,
-            state.version,
-            state.hash,
-            state.chain,
+            self.run.digest(), self.round_number, result.outcome, result.reason, self.model.state.name, evidence, descent
         )
         for silo in self.silos.values():
             silo.memory, _ = silo.memory.settle(update)

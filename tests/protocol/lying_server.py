@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from fedrep.protocol.messages import (
     Assigned,
     Assignment,
     Consensus,
+    Evidence,
     Outcome,
     Proposal,
     Reveal,
@@ -211,27 +213,10 @@ def pairs(silos: list[Silo]) -> list[list[Silo]]:
     return [silos[n : n + 2] for n in range(0, len(silos), 2)]
 
 
-def outcome(federation: Federation, kind: Outcome = Outcome.SKIPPED, **changes: object) -> Update:
-    """An outcome of the current round without any proof; the model does not change."""
-    state = federation.model.state
-    bare = Update(
-        run=federation.run.digest(),
-        round=federation.round_number,
-        outcome=kind,
-        reason="",
-        coordinates=b"",
-        levels=b"",
-        scale=0.0,
-        downlink_bits=16,
-        survivors=None,
-        confirmations=(),
-        statements=(),
-        opened=(),
-        model_version=state.version,
-        model_hash=state.hash,
-        chain=state.chain,
-    )
-    return replace(bare, **changes)  # type: ignore[arg-type]
+def outcome(federation: Federation, kind: Outcome = Outcome.SKIPPED, **evidence: Any) -> Update:
+    """An outcome of the current round with no more proof than given; the model does not change."""
+    run, number = federation.run.digest(), federation.round_number
+    return Update(run, number, kind, "", federation.model.state.name, Evidence(**evidence))
 
 
 def statement_of(federation: Federation, silo: Silo) -> Statement:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from fedrep.protocol.error_memory import ErrorMemory, Pending
 from fedrep.protocol.manifests import RunHash, SiloName
 from fedrep.protocol.messages import (
+    Evidence,
+    ModelName,
     Outcome,
     Signatures,
     Statement,
@@ -76,9 +78,8 @@ def stated_by(names: list[SiloName], round_number: int = 1, run: RunHash = RUN) 
     return tuple(Statement(n, run, round_number, KEYS[n].sign(statement_message(run, round_number, n))) for n in names)
 
 
-def told(outcome: Outcome, round_number: int = 1, **changes: object) -> Update:
-    bare = Update(RUN, round_number, outcome, "", b"", b"", 0.0, 16, None, (), (), (), 1, b"", b"")
-    return replace(bare, **changes)  # type: ignore[arg-type]
+def told(outcome: Outcome, round_number: int = 1, **evidence: Any) -> Update:
+    return Update(RUN, round_number, outcome, "", ModelName(1, b"", b""), Evidence(**evidence))
 
 
 def memory_with(pending: Pending) -> ErrorMemory:

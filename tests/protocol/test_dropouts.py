@@ -29,8 +29,8 @@ def check_sum(federation: Federation, update: Update) -> None:
     result = federation.round.result
     assert result is not None
     assert result.combined is not None
-    assert update.survivors is not None
-    sent = [federation.silos[name].submitted for name in update.survivors.names()]
+    assert update.evidence.survivors is not None
+    sent = [federation.silos[name].submitted for name in update.evidence.survivors.names()]
     values = [submitted.values.dequantized for submitted in sent if submitted is not None]
     assert len(values) == len(sent)
     np.testing.assert_allclose(result.combined.vector, np.mean(values, axis=0), atol=1e-5)
@@ -46,9 +46,9 @@ def test_up_to_the_threshold_silos_may_vanish_before_any_stage(phase: Phase, cou
     federation = federation_of_nine()
     update = federation.play(silent_from=gone(federation, count, phase))
     assert update.outcome is Outcome.APPLIED, update.reason
-    assert update.survivors is not None
+    assert update.evidence.survivors is not None
     vanished = count if phase in (Phase.PROPOSE, Phase.SUBMIT) else 0
-    assert len(update.survivors.names()) == M - vanished
+    assert len(update.evidence.survivors.names()) == M - vanished
     check_sum(federation, update)
 
 
@@ -81,7 +81,7 @@ def test_buffers_of_two_survive_a_dropout_after_submission() -> None:
     federation = Federation.of(6)
     update = federation.play(silent_from={next(iter(federation.silos)): Phase.CONFIRM})
     assert update.outcome is Outcome.APPLIED
-    assert update.opened == (0, 1, 2)
+    assert update.evidence.opened == (0, 1, 2)
     check_sum(federation, update)
 
 
@@ -90,10 +90,10 @@ def test_a_dropout_before_submission_costs_a_buffer_of_two_and_no_other() -> Non
     lost = next(iter(federation.silos))
     update = federation.play(silent_from={lost: Phase.SUBMIT})
     assert update.outcome is Outcome.APPLIED
-    assert len(update.opened) == 2
+    assert len(update.evidence.opened) == 2
     result = federation.round.result
     assert result is not None
-    (number,) = set(range(3)) - set(update.opened)
+    (number,) = set(range(3)) - set(update.evidence.opened)
     assert result.discarded == {number: "1 survivors, fewer than 2"}
     assert result.report.failed == {lost}
 
@@ -156,5 +156,5 @@ def test_rounds_go_on_after_a_skipped_one_with_fresh_secrets() -> None:
     assert federation.play(silent_from=gone(federation, 3, Phase.CONFIRM)).outcome is Outcome.SKIPPED
     update = federation.play()
     assert update.outcome is Outcome.APPLIED
-    assert (update.round, update.model_version) == (2, 1)
+    assert (update.round, update.model.version) == (2, 1)
     check_sum(federation, update)

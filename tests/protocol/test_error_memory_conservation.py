@@ -180,6 +180,6 @@ def test_no_contribution_counts_twice_in_a_federation_with_random_dropouts(seed:
 
 
 def opened_by(update: Update) -> set[SiloName]:
-    if update.outcome is not Outcome.APPLIED or update.survivors is None:
+    if update.outcome is not Outcome.APPLIED or update.evidence.survivors is None:
         return set()
-    return {survivor.silo for number in update.opened for survivor in update.survivors.buffers[number]}
+    return {survivor.silo for number in update.evidence.opened for survivor in update.evidence.survivors.buffers[number]}

@@ -13,11 +13,10 @@ from google.protobuf.message import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedrep.coding import decode_coordinates
 from fedrep.errors import FedrepError, RefusedError
 from fedrep.protocol.manifests import RunManifest, SignedRoundManifest, SignedRunManifest
 from fedrep.protocol.messages import Phase, Update
-from fedrep.protocol.model_state import ModelState
+from fedrep.protocol.model_state import ModelState, indices_of
 from fedrep.protocol.preflight import preflight
 from fedrep.protocol.silo_round import Ready
 from fedrep.protocol.silo_rules import Once, Policy, check_run
@@ -85,7 +84,7 @@ class Listening:
 
     def settle(self, update: Update) -> object:
         self.memory.settle(update)
-        return self.before.follow(update, decode_coordinates(update.coordinates, self.before.vector.size))
+        return self.before.follow(update, indices_of(update, self.before.vector.size))
 
 
 def judge(run: RunManifest) -> None:

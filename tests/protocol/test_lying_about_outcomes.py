@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from fedrep.protocol.error_memory import ErrorMemory, Fate, Pending
+from fedrep.protocol.manifests import RunHash
 from fedrep.protocol.messages import Outcome, Phase, SurvivorSet, Update
 from fedrep.protocol.silo_rules import may_state
 from tests.protocol.federation import Federation
@@ -143,7 +144,7 @@ def test_one_false_statement_stops_nobody() -> None:
     update = federation.finish()
     assert update.outcome is Outcome.APPLIED
     for silo in federation.members:
-        memory, fate = before[silo.name].settle(replace(update, statements=(statement,)))
+        memory, fate = before[silo.name].settle(replace(update, evidence=replace(update.evidence, statements=(statement,))))
         assert fate is Fate.USED
         memory, fate = before[silo.name].settle(outcome(federation, statements=(statement,)))
         assert fate is Fate.UNDECIDED
@@ -179,5 +180,5 @@ def test_pending_values_of_one_silo_are_not_settled_by_anothers_round() -> None:
     assert silo.submitted is not None
     pending = Pending.of(silo.submitted)
     memory = ErrorMemory(np.zeros(64, np.float32), pending=(pending,))
-    foreign = outcome(federation, run=b"another run")
+    foreign = replace(outcome(federation), run=RunHash(b"another run"))
     assert memory.settle(foreign) == (memory, None)

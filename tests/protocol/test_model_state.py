@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fedrep.coding import decode_coordinates
 from fedrep.errors import DecodeError, RefusedError
 from fedrep.protocol.manifests import RunHash
-from fedrep.protocol.messages import Outcome, Update
+from fedrep.protocol.messages import Descent, Evidence, Outcome, Update
 from fedrep.protocol.model_state import (
     ModelState,
     ServerModel,
-    decode_levels,
+    decode_descent,
     encode_levels,
     first_link,
+    indices_of,
     model_hash,
     next_link,
 )
@@ -32,25 +33,9 @@ def updates(model: ServerModel, rounds: int, bits: int = 16) -> list[tuple[Serve
     history = []
     for number in range(1, rounds + 1):
         indices = np.sort(rng.choice(D, 60, replace=False))
-        model, levels, scale = model.apply(indices, rng.normal(size=60).astype(np.float32), bits)
-        state = model.state
-        update = Update(
-            RunHash(b"run"),
-            number,
-            Outcome.APPLIED,
-            "",
-            b"",
-            levels,
-            scale,
-            bits,
-            None,
-            (),
-            (),
-            (0,),
-            state.version,
-            state.hash,
-            state.chain,
-        )
+        model, descent = model.apply(indices, b"", rng.normal(size=60).astype(np.float32), bits)
+        evidence = Evidence(opened=(0,))
+        update = Update(RunHash(b"run"), number, Outcome.APPLIED, "", model.state.name, evidence, descent)
         history.append((model, indices, update))
     return history
 
@@ -66,7 +51,7 @@ def test_a_silo_that_follows_holds_the_servers_model_bit_for_bit(bits: int) -> N
     for model, indices, update in updates(server, 20, bits):
         silo = silo.follow(update, indices)
         assert silo.vector.tobytes() == model.state.vector.tobytes()
-        assert (silo.version, silo.hash, silo.chain) == (update.model_version, update.model_hash, update.chain)
+        assert silo.name == update.model
     assert silo.version == 20
 
 
@@ -79,8 +64,8 @@ def test_what_16_bits_cannot_carry_stays_in_the_residual_and_comes_next_time() -
         indices = np.sort(rng.choice(D, 60, replace=False))
         aggregate = rng.normal(size=60).astype(np.float32)
         wanted[indices] += aggregate
-        server, _, scale = server.apply(indices, aggregate, 16)
-        assert np.abs(server.residual[indices]).max() <= scale * 0.51
+        server, descent = server.apply(indices, b"", aggregate, 16)
+        assert np.abs(server.residual[indices]).max() <= descent.scale * 0.51
     reached = start - server.state.vector - wanted + server.residual
     assert np.abs(reached).max() < 1e-4, "model and residual together hold every update"
     assert np.abs(server.residual).max() > 0
@@ -88,7 +73,7 @@ def test_what_16_bits_cannot_carry_stays_in_the_residual_and_comes_next_time() -
 
 def test_the_residual_off_i_is_left_alone() -> None:
     server = replace(initial(), residual=np.arange(D, dtype=np.float32))
-    after, _, _ = server.apply(np.array([3, 7]), np.zeros(2, np.float32), 16)
+    after, _ = server.apply(np.array([3, 7]), b"", np.zeros(2, np.float32), 16)
     untouched = np.delete(np.arange(D), [3, 7])
     np.testing.assert_array_equal(after.residual[untouched], server.residual[untouched])
     assert after.residual[3] != 3.0
@@ -128,18 +113,23 @@ def test_the_hash_tells_any_two_vectors_apart() -> None:
 @pytest.mark.parametrize(
     "lie",
     [
-        {"model_hash": bytes(32)},
+        {"hash": bytes(32)},
         {"chain": bytes(32)},
-        {"model_version": 2},
+        {"version": 2},
         {"scale": 0.5},
     ],
     ids=lambda lie: next(iter(lie)),
 )
-def test_a_silo_refuses_an_update_that_does_not_lead_where_it_says(lie: dict[str, object]) -> None:
+def test_a_silo_refuses_an_update_that_does_not_lead_where_it_says(lie: dict[str, Any]) -> None:
     server = initial()
     ((_, indices, update),) = updates(server, 1)
+    assert update.descent is not None
+    if "scale" in lie:
+        update = replace(update, descent=replace(update.descent, **lie))
+    else:
+        update = replace(update, model=replace(update.model, **lie))
     with pytest.raises(RefusedError) as caught:
-        server.state.follow(replace(update, **lie), indices)  # type: ignore[arg-type]
+        server.state.follow(update, indices)
     assert caught.value.reason == "MODEL_DIVERGED"
 
 
@@ -153,12 +143,13 @@ def test_a_silo_that_missed_an_update_finds_out() -> None:
 @pytest.mark.parametrize(("bits", "count", "length"), [(16, 3, 5), (16, 3, 12), (32, 3, 6), (8, 3, 3)])
 def test_levels_of_another_length_are_refused(bits: int, count: int, length: int) -> None:
     with pytest.raises(DecodeError):
-        decode_levels(bytes(length), 1.0, bits, count)
+        decode_descent(Descent(b"", bytes(length), 1.0, bits), count)
 
 
 def test_levels_travel_little_endian() -> None:
     assert encode_levels(np.array([1, -2], np.int16)) == b"\x01\x00\xfe\xff"
-    np.testing.assert_array_equal(decode_levels(b"\x01\x00\xfe\xff", 0.5, 16, 2), np.array([0.5, -1.0], np.float32))
+    values = decode_descent(Descent(b"", b"\x01\x00\xfe\xff", 0.5, 16), 2)
+    np.testing.assert_array_equal(values, np.array([0.5, -1.0], np.float32))
 
 
 def test_silos_of_a_played_federation_follow_the_server_round_by_round() -> None:
@@ -167,7 +158,7 @@ def test_silos_of_a_played_federation_follow_the_server_round_by_round() -> None
     for _ in range(3):
         update = federation.play()
         assert update.outcome is Outcome.APPLIED
-        silo = silo.follow(update, decode_coordinates(update.coordinates, federation.run.parameters))
+        silo = silo.follow(update, indices_of(update, federation.run.parameters))
         assert silo.chain == federation.model.state.chain
     assert silo.version == 3
 
@@ -180,4 +171,4 @@ def test_a_skipped_round_does_not_change_the_model() -> None:
     update = federation.finish()
     assert update.outcome is Outcome.SKIPPED
     assert federation.model is before
-    assert (update.model_version, update.model_hash, update.levels) == (0, before.state.hash, b"")
+    assert (update.model, update.descent) == (before.state.name, None)

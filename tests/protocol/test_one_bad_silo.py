@@ -30,7 +30,7 @@ def test_one_wrong_share_breaks_no_reconstruction() -> None:
             federation.reveal(silo)
     update = federation.finish()
     assert update.outcome is Outcome.APPLIED
-    assert len(update.opened) == 3
+    assert len(update.evidence.opened) == 3
     result = federation.round.result
     assert result is not None
     assert result.combined is not None
@@ -123,8 +123,8 @@ def test_one_unsigned_submission_stops_nobody() -> None:
             federation.reveal(silo)
     update = federation.finish()
     assert update.outcome is Outcome.APPLIED
-    assert update.survivors is not None
-    assert liar.name not in update.survivors.names()
+    assert update.evidence.survivors is not None
+    assert liar.name not in update.evidence.survivors.names()
 
 
 def test_a_robust_rule_never_runs_with_f_of_zero_and_an_attacker_inside() -> None:

@@ -43,7 +43,7 @@ def test_federations_of_any_size_play_a_round(silos: int, size: int) -> None:
     assert preflight(federation.run) == []
     update = federation.play()
     assert update.outcome is Outcome.APPLIED, update.reason
-    assert update.opened == tuple(range(silos // size))
+    assert update.evidence.opened == tuple(range(silos // size))
 
 
 def test_an_undisturbed_round_goes_through_its_phases_and_notes_nothing() -> None:
@@ -76,8 +76,8 @@ def test_thirty_two_silos_with_dropouts_at_every_stage_play_a_round() -> None:
     gone = {names[0]: Phase.PROPOSE, names[5]: Phase.SUBMIT, names[9]: Phase.CONFIRM, names[13]: Phase.REVEAL}
     update = federation.play(silent_from=gone)
     assert update.outcome is Outcome.APPLIED, update.reason
-    assert update.survivors is not None
-    assert len(update.survivors.names()) == 30
+    assert update.evidence.survivors is not None
+    assert len(update.evidence.survivors.names()) == 30
 
 
 def take_turns(federation: Federation, silos: Sequence[Silo], phase: Phase) -> None:

@@ -29,6 +29,9 @@ from fedrep.protocol.messages import (
     Assigned,
     Confirmation,
     Consensus,
+    Descent,
+    Evidence,
+    ModelName,
     Outcome,
     Proposal,
     Record,
@@ -107,17 +110,9 @@ UPDATE = Update(
     round=5,
     outcome=Outcome.APPLIED,
     reason="why",
-    coordinates=b"abc",
-    levels=b"defg",
-    scale=0.25,
-    downlink_bits=16,
-    survivors=SURVIVORS,
-    confirmations=((A, b"1"), (B, b"2")),
-    statements=(STATEMENT,),
-    opened=(0, 3),
-    model_version=6,
-    model_hash=b"m" * 32,
-    chain=b"h" * 32,
+    model=ModelName(6, b"m" * 32, b"h" * 32),
+    evidence=Evidence(SURVIVORS, ((A, b"1"), (B, b"2")), (STATEMENT,), (0, 3)),
+    descent=Descent(b"abc", b"defg", 0.25, 16),
 )
 
 
@@ -156,10 +151,10 @@ ROUND_TRIPS: dict[str, tuple[object, Callable[[Any], object]]] = {
     "statement": (STATEMENT, lambda m: codec.statement_from_wire(over_the_wire(codec.statement_to_wire(m)), RUN, 5)),
     "update": (UPDATE, update_there_and_back),
     "skipped update": (
-        replace(UPDATE, outcome=Outcome.SKIPPED, coordinates=b"", levels=b"", survivors=None, confirmations=(), statements=()),
+        replace(UPDATE, outcome=Outcome.SKIPPED, descent=None, evidence=Evidence()),
         update_there_and_back,
     ),
-    "update with an empty survivor set": (replace(UPDATE, survivors=SurvivorSet(())), update_there_and_back),
+    "update with an empty survivor set": (replace(UPDATE, evidence=Evidence(SurvivorSet(()))), update_there_and_back),
 }
 
 
@@ -208,7 +203,9 @@ def test_manifests_keep_their_hash_for_any_numbers_and_names(
 @settings(max_examples=30, deadline=None)
 @given(scale=st.floats(width=32, allow_nan=False))
 def test_the_scale_of_an_update_travels_as_the_float32_it_is(scale: float) -> None:
-    assert update_there_and_back(replace(UPDATE, scale=scale)).scale == scale
+    assert UPDATE.descent is not None
+    update = replace(UPDATE, descent=replace(UPDATE.descent, scale=scale))
+    assert update_there_and_back(update) == update
 
 
 def test_the_sender_is_the_certificates_name_and_never_a_field() -> None:
@@ -262,9 +259,10 @@ def test_the_headers_announce_what_follows_them() -> None:
 def test_a_silo_that_agreed_itself_is_not_sent_the_agreement_again() -> None:
     header, payload = codec.update_to_wire(UPDATE, omit_agreement=True)
     back = codec.update_from_wire(over_the_wire(header), payload)
-    assert payload == UPDATE.levels
-    assert (back.coordinates, back.survivors, back.confirmations) == (b"", None, ())
-    assert back == replace(UPDATE, coordinates=b"", survivors=None, confirmations=())
+    assert UPDATE.descent is not None
+    assert payload == UPDATE.descent.levels
+    evidence = Evidence(None, (), UPDATE.evidence.statements, UPDATE.evidence.opened)
+    assert back == replace(UPDATE, descent=replace(UPDATE.descent, coordinates=b""), evidence=evidence)
 
 
 def announced(data: bytes | memoryview) -> tuple[int, bytes]:

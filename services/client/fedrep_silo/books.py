@@ -18,7 +18,7 @@ from fedrep.privacy import CoordinateRelease
 from fedrep.protocol.error_memory import ErrorMemory, Fate, Pending
 from fedrep.protocol.manifests import RoundManifest
 from fedrep.protocol.messages import Outcome, Update
-from fedrep.protocol.model_state import ModelState
+from fedrep.protocol.model_state import ModelState, indices_of
 from fedrep.protocol.silo_rules import may_state
 from fedrep_silo.state import Journal, StateFolder
 from fedrep_silo.training import Trained
@@ -113,11 +113,10 @@ class Books:
     def follow(self, update: Update, known: NDArray[np.int64] | None) -> None:
         """The next model from the update if this silo holds the one before; else it is fetched when needed."""
         model = self.model
-        if update.outcome is not Outcome.APPLIED or model is None or model.version + 1 != update.model_version:
+        if update.outcome is not Outcome.APPLIED or model is None or model.version + 1 != update.model.version:
             return
         try:
-            indices = known if known is not None else decode_coordinates(update.coordinates, model.vector.size)
-            following = model.follow(update, indices)
+            following = model.follow(update, known if known is not None else indices_of(update, model.vector.size))
         except (RefusedError, InvalidInputError) as error:
             log.warning("model_fetched_again", why=str(error))
             self.model = None

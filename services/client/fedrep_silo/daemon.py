@@ -270,7 +270,9 @@ class SiloDaemon:
         self.reports.phase(manifest.round, "update")
         concluded = await self.connection.update(manifest.run, manifest.round, omit_agreement=agreed is not None)
         if agreed is not None:
-            update = replace(concluded.update, survivors=agreed.confirmed.survivors, confirmations=agreed.signatures)
+            update = concluded.update
+            evidence = replace(update.evidence, survivors=agreed.confirmed.survivors, confirmations=agreed.signatures)
+            update = replace(update, evidence=evidence)
             concluded = replace(concluded, update=update)
         elif self._name in manifest.names:
             concluded = await self._renounce(concluded)

@@ -12,10 +12,9 @@ import structlog
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from fedrep.coding import decode_coordinates
 from fedrep.errors import FedrepError, InvalidInputError, NotFoundError, ProtocolError, RefusedError
 from fedrep.protocol.messages import Outcome, Update
-from fedrep.protocol.model_state import ModelState
+from fedrep.protocol.model_state import ModelState, indices_of
 from fedrep.wire.v1 import federation_pb2 as pb
 from fedrep_identity.certificates import TrustStore
 from fedrep_runtime.files import write_atomically
@@ -112,10 +111,10 @@ class Evaluator:
         model = self._model
         if update.outcome is not Outcome.APPLIED:
             return
-        if model is None or model.version + 1 != update.model_version:
-            await self._fetch(run, update.model_version)
+        if model is None or model.version + 1 != update.model.version:
+            await self._fetch(run, update.model.version)
         else:
-            self._model = model.follow(update, decode_coordinates(update.coordinates, model.vector.size))
+            self._model = model.follow(update, indices_of(update, model.vector.size))
         if self._is_due(update.round):
             await self._evaluate(run, update.round)
 

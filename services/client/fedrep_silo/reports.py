@@ -93,7 +93,7 @@ class Reports:
     async def round_over(self, manifest: RoundManifest, update: Update, books: Books) -> None:
         ledger, given_up = books.journal.ledger, books.memory.given_up
         request = pb.ReportMetricsRequest(
-            run=manifest.run, round=manifest.round, model_version=update.model_version, drill=self._settings.drill.attack
+            run=manifest.run, round=manifest.round, model_version=update.model.version, drill=self._settings.drill.attack
         )
         if self._settings.report != "none":
             self._add_counts(request, ledger, given_up)
@@ -108,7 +108,7 @@ class Reports:
             "last_round": update.round,
             "outcome": update.outcome.value,
             "reason": update.reason,
-            "model_version": update.model_version,
+            "model_version": update.model.version,
             "train_loss": loss,
             "bytes_sent": sent,
             "epsilon_total": spent_epsilon(ledger),

@@ -167,7 +167,8 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         await self._coordinator.keep_statement(driver, statement)
 
     async def _with_statements(self, driver: RunDriver, update: Update) -> Update:
-        return replace(update, statements=await self._coordinator.statements(driver, update.round))
+        statements = await self._coordinator.statements(driver, update.round)
+        return replace(update, evidence=replace(update.evidence, statements=statements))
 
 
 def _silo() -> SiloName:

@@ -13,7 +13,7 @@ from fedrep.privacy import coordinate_epsilon, theorem2_epsilon
 from fedrep.protocol.attendance import Attendance
 from fedrep.protocol.clip_range import ClipRange
 from fedrep.protocol.manifests import RunHash
-from fedrep.protocol.messages import Outcome, Update
+from fedrep.protocol.messages import Evidence, Outcome, Update
 from fedrep.protocol.model_state import ServerModel
 from fedrep.protocol.server_round import RoundResult, ServerRound
 from fedrep_server.store.rows import BufferRow, LedgerEntry, RoundRow, SiloRoundRow, Traffic
@@ -80,9 +80,9 @@ def close_round(
     """`repeated` names silos that sent the same coordinates as in their last proposal: those cost no new epsilon."""
     result = machine.result
     assert result is not None
-    levels, scale, norm, largest = b"", 0.0, None, 0.0
+    descent, norm, largest = None, None, 0.0
     if result.outcome is Outcome.APPLIED and result.combined is not None:
-        model, levels, scale = model.apply(result.indices, result.combined.vector, machine.run.downlink_bits)
+        model, descent = model.apply(result.indices, result.coordinates, result.combined.vector, machine.run.downlink_bits)
         norm = float(np.linalg.norm(result.combined.vector))
         largest = float(np.abs(result.combined.vector).max(initial=0.0))
     survivors = result.survivors.names() if result.survivors is not None else frozenset()
@@ -90,39 +90,25 @@ def close_round(
     next_range = clip_range
     if result.outcome is Outcome.APPLIED:
         next_range = clip_range.after_round(rates, largest, machine.run)
-    update = _update(machine, result, model, levels, scale)
+    evidence = Evidence(result.survivors, result.confirmations, (), result.opened)
+    update = Update(
+        machine.manifest.run, machine.manifest.round, result.outcome, result.reason, model.state.name, evidence, descent
+    )
     return ClosedRound(
         update,
         model,
         attendance.after_round(machine.manifest.round, result.report),
         next_range,
-        _row(machine, result, clock, traffic, attendance, norm, median(rates) if rates else None, update.model_version),
+        _row(machine, result, clock, traffic, attendance, norm, median(rates) if rates else None, update.model.version),
         _ledger(machine, repeated),
         traffic,
         len(survivors & result.report.failed),
     )
 
 
-def skipped_by_restart(run: RunHash, number: int, model: ServerModel, downlink_bits: int) -> Update:
+def skipped_by_restart(run: RunHash, number: int, model: ServerModel) -> Update:
     """The round that was open when the server died: nobody knows more about it than that."""
-    state = model.state
-    return Update(
-        run=run,
-        round=number,
-        outcome=Outcome.SKIPPED,
-        reason="the server restarted during the round",
-        coordinates=b"",
-        levels=b"",
-        scale=0.0,
-        downlink_bits=downlink_bits,
-        survivors=None,
-        confirmations=(),
-        statements=(),
-        opened=(),
-        model_version=state.version,
-        model_hash=state.hash,
-        chain=state.chain,
-    )
+    return Update(run, number, Outcome.SKIPPED, "the server restarted during the round", model.state.name)
 
 
 def empty_row(number: int, reason: str, at: float, clip_range: float, model_version: int) -> RoundRow:
@@ -146,28 +132,6 @@ def empty_row(number: int, reason: str, at: float, clip_range: float, model_vers
         model_version=model_version,
         per_silo=0,
         tolerated=0,
-    )
-
-
-def _update(machine: ServerRound, result: RoundResult, model: ServerModel, levels: bytes, scale: float) -> Update:
-    state = model.state
-    applied = result.outcome is Outcome.APPLIED
-    return Update(
-        machine.manifest.run,
-        machine.manifest.round,
-        result.outcome,
-        result.reason,
-        result.coordinates if applied else b"",
-        levels,
-        scale,
-        machine.run.downlink_bits,
-        result.survivors,
-        result.confirmations,
-        (),
-        result.opened,
-        state.version,
-        state.hash,
-        state.chain,
     )
 
 

@@ -133,7 +133,6 @@ class Coordinator:
             manifest.digest(),
             options,
             manifest.rounds,
-            manifest.downlink_bits,
             seed,
             self.store,
             self.models,

@@ -36,7 +36,6 @@ class Journal:
     run: RunHash
     options: observer.RunOptions
     rounds: int
-    downlink_bits: int
     buffer_seed: bytes
     store: Store
     models: ModelStore
@@ -60,7 +59,7 @@ class Journal:
 
     def commit_restart(self, number: int, model: ServerModel, attendance: Attendance, clip_range: ClipRange) -> None:
         """The round that was open when the process died ends as SKIPPED, with the reason."""
-        update = skipped_by_restart(self.run, number, model, self.downlink_bits)
+        update = skipped_by_restart(self.run, number, model)
         row = empty_row(number, update.reason, time.time(), clip_range.value, model.state.version)
         progress = self.progress(number, model, attendance, clip_range)
         self._commit(RoundCommit(self.name, row, progress, _stored(update), events=(_event(update),)))
@@ -160,12 +159,15 @@ class Journal:
 
 def _stored(update: Update) -> StoredUpdate:
     header, _ = codec.update_to_wire(update)
-    return StoredUpdate(header.SerializeToString(), update.coordinates, update.levels)
+    descent = update.descent
+    payload = (b"", b"") if descent is None else (descent.coordinates, descent.levels)
+    return StoredUpdate(header.SerializeToString(), *payload)
 
 
 def _event(update: Update) -> NewEvent:
     if update.outcome is Outcome.APPLIED:
-        count = len(update.survivors.names()) if update.survivors is not None else 0
+        survivors = update.evidence.survivors
+        count = len(survivors.names()) if survivors is not None else 0
         return NewEvent(time.time(), "round_applied", f"round {update.round} applied with {count} silos", round=update.round)
     text = f"round {update.round} skipped: {update.reason}"
     return NewEvent(time.time(), "round_skipped", text, "warning", update.round)

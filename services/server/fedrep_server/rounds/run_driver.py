@@ -145,7 +145,7 @@ class RunDriver:
         enough and the round was applied gets their signatures, and misses nothing."""
         latest = self._latest
         if latest is not None and latest.round == confirmation.round and latest.outcome is Outcome.APPLIED:
-            return latest.confirmations
+            return latest.evidence.confirmations
         machine = self._round_for(confirmation.round).machine
         await self.deliver(confirmation)
         await self._wait_while(lambda: machine.phase is Phase.CONFIRM)
