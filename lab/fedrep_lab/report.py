@@ -84,7 +84,7 @@ def write_report(folder: Path, preset: str | None, page: Path, markdown: Path | 
         "codes": sorted({tuple(sorted(result.code.items())) for section in run for result in section.results}),
     }
     templates = Environment(
-        loader=PackageLoader("lab", "templates"),
+        loader=PackageLoader("fedrep_lab", "templates"),
         undefined=StrictUndefined,
         autoescape=True,
         trim_blocks=True,

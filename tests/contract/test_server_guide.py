@@ -36,7 +36,7 @@ def test_a_setting_is_explained(name: str) -> None:
 
 
 def test_every_kind_of_event_is_explained() -> None:
-    sources = [*(REPOSITORY / "services" / "server").glob("*.py"), REPOSITORY / "fedrep" / "protocol" / "server_round.py"]
+    sources = [*(REPOSITORY / "services" / "server").rglob("*.py"), REPOSITORY / "fedrep" / "protocol" / "server_round.py"]
     kinds = {kind for source in sources for kind in EVENT.findall(source.read_text())}
     assert {"joined", "late", "discarded", "stalled", "round_applied"} <= kinds
     assert {kind for kind in kinds if f"`{kind}`" not in GUIDE} == set()
