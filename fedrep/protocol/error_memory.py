@@ -79,6 +79,15 @@ class ErrorMemory:
     pending: tuple[Pending, ...] = ()
     given_up: int = 0
 
+    def lasts_like(self, other: ErrorMemory) -> bool:
+        """Whether both are the same on disk: an update that was not submitted lives in memory only, and is trained again."""
+        same = self.residual is other.residual and self.pending is other.pending and self.given_up == other.given_up
+        return same and self.lasting_version == other.lasting_version
+
+    @property
+    def lasting_version(self) -> int | None:
+        return self.trained_version if self.update is None else None
+
     def needs_training(self, model_version: int) -> bool:
         """A silo trains once per model version; training again on a restored g diverges."""
         return self.trained_version != model_version

@@ -66,6 +66,14 @@ class Policy:
     expected_layout_hash: bytes | None = None
     allow_drills: bool = False
     pinned_fingerprints: frozenset[bytes] | None = None
+    hours: tuple[int, int] | None = None
+
+    def trains_at(self, hour: int) -> bool:
+        """Hours may run over midnight, as in (22, 6)."""
+        if self.hours is None:
+            return True
+        start, end = self.hours
+        return start <= hour < end if start <= end else (hour >= start or hour < end)
 
 
 @dataclass(slots=True)

@@ -16,6 +16,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from fedrep.protocol.silo_trust import check_round_signature
 from fedrep.wire.v1 import federation_pb2, observer_pb2
 from fedrep.wire.v1.federation_pb2_grpc import FederationServiceStub
 from fedrep.wire.v1.observer_pb2_grpc import ObserverServiceStub
@@ -24,7 +25,7 @@ from fedrep_identity.certificates import REVOCATIONS_FILE, Identity, Role
 from fedrep_runtime.status import reason_of
 from fedrep_server.calls.permissions import FEDERATION, OBSERVER, PERMISSIONS
 from fedrep_server.calls.permissions_table import page
-from fedrep_silo.peers import check_round_signature
+from fedrep_silo.trust import FederationTrust
 from tests.harness.live_server import FEDERATION as NAME
 from tests.harness.live_server import PARAMETERS, SILOS, LiveServer, People, refusal, stage, wait_for_round, wait_until
 from tests.harness.mini_client import MiniSilo, play_round
@@ -220,7 +221,7 @@ def test_a_new_server_certificate_in_the_middle_of_a_run_loses_no_round(guarded:
     assert driver.open is not None
     assert driver.open.signed.certificate == fresh.chain
     assert guarded.people.credentials["server"].chain == guarded.running.coordinator.server_certificate
-    trust = guarded.people.credentials["silo-a"].trust_store()
+    trust = FederationTrust(guarded.people.credentials["silo-a"].trust_store())
     assert check_round_signature(driver.open.signed, guarded.running.coordinator.server_certificate, trust).round == 5
     again = guarded.connect(guarded.people.credentials["silo-a"])
     assert call(again, FEDERATION + "Join") == ("NOT_FOUND", "UNKNOWN_RUN")

@@ -41,5 +41,5 @@ async def finish(*daemons: SiloDaemon) -> list[BaseException | None]:
 
 def confirmed_rounds(daemon: SiloDaemon) -> set[int]:
     """In which the silo spoke as a holder. Not its shares are asked for: a round may close before the last holder reveals."""
-    audit = Audit(daemon.books.folder.folder / "audit.jsonl").entries()
+    audit = Audit(daemon.folder.folder / "audit.jsonl").entries()
     return {entry["round"] for entry in audit if entry["what"] == "ConfirmSurvivors"}

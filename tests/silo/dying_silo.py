@@ -21,13 +21,14 @@ import numpy as np
 
 from fedrep.protocol.error_memory import ErrorMemory
 from fedrep.protocol.model_state import ModelState
+from fedrep.protocol.silo_state import Journal, TrainerState
 from fedrep_identity.certificates import Credentials
 from fedrep_runtime.logging import configure_logging
 from fedrep_runtime.settings import load_settings
 from fedrep_silo.config import ClientSettings
 from fedrep_silo.connection import Connection, connect
 from fedrep_silo.daemon import SiloDaemon
-from fedrep_silo.state import Journal, StateFolder, TrainerState
+from fedrep_silo.state import StateFolder
 from tests.harness.federation import StubTrainer
 
 

@@ -70,8 +70,8 @@ def test_a_round_outside_the_policy_is_refused_with_the_reason(
         assert await finish(careful, *(federation.daemon(n, run) for n in (1, 2, 3))) == [None] * 4
         (event,) = await federation.events(run, "problem")
         assert reason in event.text
-        assert careful.books.journal.ledger.rounds == 0
-        audit = [json.loads(line) for line in (careful.books.folder.folder / "audit.jsonl").read_text().splitlines()]
+        assert careful.state.journal.ledger.rounds == 0
+        audit = [json.loads(line) for line in (careful.folder.folder / "audit.jsonl").read_text().splitlines()]
         assert not any(entry["what"] in ("ProposeCoordinates", "ConfirmSurvivors", "RevealShares") for entry in audit)
 
     serve(federation, scenario, f"round-policy-{next(iter(policy))}")
@@ -97,7 +97,7 @@ def test_a_spent_epsilon_budget_stops_the_silo_and_it_says_so(federation: Federa
         assert isinstance(ended[0], RefusedError)
         assert "budget of 8" in str(ended[0])
         assert ended[1:] == [None] * 3
-        assert frugal.books.journal.ledger.rounds == 1
+        assert frugal.state.journal.ledger.rounds == 1
         assert confirmed_rounds(frugal) == {1, 2}, "in the round it declines it is still a holder"
         assert any("budget of 8" in event.text for event in await federation.events(run, "problem"))
         status = await federation.status(run)

@@ -81,7 +81,7 @@ def test_a_slow_trainer_is_a_bystander_and_not_punished(federation: Federation) 
         assert confirmed_rounds(slow) == {1, 2, 3}, "it still answers for the others' shares"
         assert slow.model is not None
         assert slow.model.version == 3
-        assert not slow.books.memory.residual.any(), "stale updates do not pile up"
+        assert not slow.state.memory.residual.any(), "stale updates do not pile up"
 
     serve(federation, scenario, "slow")
 
@@ -204,8 +204,8 @@ def test_silos_go_on_by_themselves_after_the_server_was_killed_in_mid_round(tmp_
         chains = {daemon.model.chain for daemon in daemons if daemon.model is not None}
         assert len(chains) == 1
         for daemon in daemons:
-            assert daemon.books.memory.pending == (), "the broken round's values came back"
-            assert daemon.books.memory.given_up == 0
+            assert daemon.state.memory.pending == (), "the broken round's values came back"
+            assert daemon.state.memory.given_up == 0
         assert server.terminate() == 0
 
     run_scenario(scenario())
@@ -233,7 +233,7 @@ def test_values_of_a_skipped_round_come_back_once_the_holders_have_renounced(fed
         driver = federation.running.coordinator.run_named(run)
         while driver.open is None or driver.open.machine.phase.value != "confirm":
             await asyncio.sleep(0.02)
-        before = [daemon.books.memory for daemon in daemons]
+        before = [daemon.state.memory for daemon in daemons]
         await federation.running.coordinator.roll_back(driver, 0)  # skips the open round
         held.set()
         assert await silos == [None] * 4
@@ -241,9 +241,9 @@ def test_values_of_a_skipped_round_come_back_once_the_holders_have_renounced(fed
         assert rounds[0].outcome == federation_pb2.OUTCOME_SKIPPED
         for daemon, memory in zip(daemons, before, strict=True):
             assert [pending.round for pending in memory.pending] == [1]
-            assert daemon.books.journal.renounced == (1,)
-            assert daemon.books.memory.pending == ()
-            assert daemon.books.memory.given_up == 0
+            assert daemon.state.journal.renounced == (1,)
+            assert daemon.state.memory.pending == ()
+            assert daemon.state.memory.given_up == 0
         sent = [np.abs(memory.pending[0].sent).sum() for memory in before]
         assert min(sent) > 0
 

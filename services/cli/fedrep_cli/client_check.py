@@ -12,14 +12,15 @@ from fedrep.errors import FedrepError
 from fedrep.privacy import coordinate_epsilon, shown
 from fedrep.protocol.manifests import RunManifest
 from fedrep.protocol.silo_rules import check_run
+from fedrep.protocol.silo_trust import check_run_signature
 from fedrep_cli.client import make_trainer
 from fedrep_identity.certificates import Credentials
 from fedrep_identity.diagnosis import Outcome, diagnose
 from fedrep_silo.config import ClientSettings
 from fedrep_silo.connection import connect
 from fedrep_silo.drill import Drill
-from fedrep_silo.peers import check_run_signature
 from fedrep_silo.state import StateFolder
+from fedrep_silo.trust import FederationTrust
 from fedrep_trainers.contract import check_trainer
 from fedrep_trainers.trainer import Trainer
 
@@ -109,7 +110,7 @@ async def _run(settings: ClientSettings, trainer: Trainer | None) -> list[Row]:
         credentials = Credentials.load(settings.credentials)
         async with asyncio.timeout(SERVER_SECONDS):
             joined = await connection.join(settings.run, b"", b"", None)
-        run = check_run_signature(joined.run, credentials.trust_store())
+        run = check_run_signature(joined.run, FederationTrust(credentials.trust_store()))
     except (FedrepError, TimeoutError) as error:
         return [row("run", Outcome.FAILED, str(error) or "the server did not answer in time", "Start with the lines above.")]
     finally:

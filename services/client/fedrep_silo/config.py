@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -58,14 +57,8 @@ class PolicySettings(Section):
             expected_layout_hash=layout_hash,
             allow_drills=self.allow_drills,
             pinned_fingerprints=pinned,
+            hours=self.hours,
         )
-
-    def trains_at(self, moment: dt.datetime) -> bool:
-        """Hours may run over midnight, as in [22, 6]."""
-        if self.hours is None:
-            return True
-        start, end = self.hours
-        return start <= moment.hour < end if start <= end else (moment.hour >= start or moment.hour < end)
 
 
 class DrillSettings(Section):

@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import grpc
@@ -20,17 +19,33 @@ from numpy.typing import NDArray
 
 from fedrep import __version__
 from fedrep.errors import CryptoError, DecodeError, FedrepError, RefusedError
-from fedrep.protocol.manifests import SignedRoundManifest, SignedRunManifest
 from fedrep.protocol.messages import (
     Confirmation,
     Consensus,
+    ModelName,
     Proposal,
     Reveal,
     Signatures,
     Statement,
     Submission,
     SurvivorSet,
-    Update,
+)
+from fedrep.protocol.silo_effects import (
+    Accepted,
+    Answer,
+    Certificates,
+    Concluded,
+    Confirmations,
+    FetchedModel,
+    GetCertificates,
+    GetConsensus,
+    GetModel,
+    GetSurvivors,
+    GetUpdate,
+    Join,
+    Joined,
+    Question,
+    Send,
 )
 from fedrep.wire import codec
 from fedrep.wire.chunks import Assembler, cut_into_chunks
@@ -41,6 +56,7 @@ from fedrep_runtime.status import error_of
 from fedrep_runtime.tls import channel_options, client_channel_credentials
 from fedrep_silo.audit import Audit
 from fedrep_silo.config import ClientSettings
+from fedrep_silo.state import Written, spent_epsilon
 
 log = structlog.get_logger(__name__)
 
@@ -68,30 +84,6 @@ class ServerAwayError(FedrepError):
 
     status = "UNAVAILABLE"
     default_reason = "SERVER_AWAY"
-
-
-@dataclass(frozen=True, slots=True)
-class Joined:
-    """What Join tells: the run's rules, the latest model's name, and the open round, if there is one."""
-
-    run: SignedRunManifest
-    round: SignedRoundManifest | None
-    model_version: int
-    model_hash: bytes
-    chain: bytes
-    state: str
-    server_certificate: bytes
-    last_round: int
-    evaluation_interval: int
-
-
-@dataclass(frozen=True, slots=True)
-class Concluded:
-    """What GetUpdate tells."""
-
-    update: Update
-    next_round: SignedRoundManifest | None
-    state: str
 
 
 class Connection:
@@ -125,6 +117,40 @@ class Connection:
         """
         self._renewed = self.lost = True
 
+    async def send(self, send: Send, written: Written) -> Answer:
+        """A message that binds the silo, with the receipt that the state it was made from is durable."""
+        if written.save is not send.needs:
+            raise AssertionError("this receipt is for another state than the message was made from")
+        match send.message:
+            case Join() | GetUpdate():
+                return await self.ask(send.message)
+            case Proposal() as proposal:
+                spent = spent_epsilon(send.needs.state.journal.ledger)
+                await self.propose(proposal, epsilon_total=spent, **send.details)
+            case GetConsensus(run, number):
+                return await self.consensus(run, number)
+            case Submission() as submission:
+                await self.submit(submission, **send.details)
+            case GetSurvivors(run, number):
+                return await self.survivors(run, number)
+            case Confirmation() as confirmation:
+                return Confirmations(await self.confirm(confirmation))
+            case Reveal() as reveal:
+                await self.reveal(reveal)
+        return Accepted()
+
+    async def ask(self, question: Question) -> Answer:
+        match question:
+            case Join(run_name, version, key, signature):
+                return await self.join(run_name, key, signature, version)
+            case GetModel(run, version):
+                return FetchedModel(*await self.model(run, version))
+            case GetCertificates(run, fingerprints):
+                found = await self.certificates(run, fingerprints)
+                return Certificates(dict(zip(fingerprints, found, strict=False)))
+            case GetUpdate(run, number, statement, omit_agreement):
+                return await self.update(run, number, statement=statement, omit_agreement=omit_agreement)
+
     async def join(self, run: str, session_key: bytes, signature: bytes, version: int | None) -> Joined:
         request = pb.JoinRequest(
             run_name=run,
@@ -138,16 +164,14 @@ class Connection:
         return Joined(
             codec.signed_run_from_wire(response.run),
             codec.signed_round_from_wire(response.round) if response.HasField("round") else None,
-            response.model_version,
-            response.model_hash,
-            response.chain,
+            ModelName(response.model_version, response.model_hash, response.chain),
             response.state,
             response.server_certificate,
             response.last_round,
             max(response.evaluation_interval, 1),
         )
 
-    async def model(self, run: bytes, version: int) -> tuple[pb.ModelHeader, NDArray[np.float32]]:
+    async def model(self, run: bytes, version: int) -> tuple[int, NDArray[np.float32]]:
         async def fetch(stub: Any) -> tuple[pb.ModelHeader, bytes]:
             stream = stub.GetModel(pb.GetModelRequest(run=run, version=version), timeout=STREAM_SECONDS)
             header = await _header_of(stream)
@@ -155,9 +179,9 @@ class Connection:
             return header, await _collect(stream, assembler)
 
         header, data = await self._call("GetModel", fetch)
-        return header, np.frombuffer(data, "<f4").astype(np.float32)
+        return header.version, np.frombuffer(data, "<f4").astype(np.float32)
 
-    async def certificates(self, run: bytes, fingerprints: list[bytes]) -> list[bytes]:
+    async def certificates(self, run: bytes, fingerprints: Sequence[bytes]) -> list[bytes]:
         request = pb.GetCertificatesRequest(run=run, fingerprints=fingerprints)
         response = await self._call("GetCertificates", lambda stub: stub.GetCertificates(request, timeout=CALL_SECONDS))
         return list(response.certificates)

@@ -13,17 +13,19 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from fedrep.errors import FedrepError, InvalidInputError, NotFoundError, ProtocolError, RefusedError
-from fedrep.protocol.messages import Outcome, Update
+from fedrep.protocol.messages import ModelName, Outcome, Update
 from fedrep.protocol.model_state import ModelState, indices_of
+from fedrep.protocol.silo_effects import Joined
+from fedrep.protocol.silo_machine import OVER, POLL_SECONDS
+from fedrep.protocol.silo_trust import check_run_signature
 from fedrep.wire.v1 import federation_pb2 as pb
 from fedrep_identity.certificates import TrustStore
 from fedrep_runtime.files import write_atomically
 from fedrep_silo.config import ClientSettings
-from fedrep_silo.connection import REMINDER_SECONDS, Joined, connect
-from fedrep_silo.daemon import OVER, POLL_SECONDS
-from fedrep_silo.peers import check_run_signature
+from fedrep_silo.connection import REMINDER_SECONDS, connect
 from fedrep_silo.state import StateFolder
 from fedrep_silo.training import in_thread
+from fedrep_silo.trust import FederationTrust
 from fedrep_trainers.trainer import Evaluation, ModelExporter, Trainer
 
 log = structlog.get_logger(__name__)
@@ -57,7 +59,7 @@ class Evaluator:
             version = self._model.version if self._model else None
             try:
                 joined = await self.connection.join(self._settings.run, b"", b"", version)
-                run = check_run_signature(joined.run, self._trust).digest()
+                run = check_run_signature(joined.run, FederationTrust(self._trust)).digest()
                 self._interval = self._settings.evaluate_every or joined.evaluation_interval
                 await self._catch_up(run, joined)
             except NotFoundError as error:  # the run is still to be created, or the model moved on while it was asked for
@@ -112,15 +114,15 @@ class Evaluator:
         if update.outcome is not Outcome.APPLIED:
             return
         if model is None or model.version + 1 != update.model.version:
-            await self._fetch(run, update.model.version)
+            await self._fetch(run, update.model)
         else:
             self._model = model.follow(update, indices_of(update, model.vector.size))
         if self._is_due(update.round):
             await self._evaluate(run, update.round)
 
     async def _catch_up(self, run: bytes, joined: Joined) -> None:
-        if self._model is None or self._model.version != joined.model_version:
-            await self._fetch(run, joined.model_version)
+        if self._model is None or self._model.version != joined.model.version:
+            await self._fetch(run, joined.model)
             if self._is_due(joined.last_round):
                 await self._evaluate(run, joined.last_round)
 
@@ -128,9 +130,9 @@ class Evaluator:
         """Once per interval, also where the round at its end was skipped or went by unseen."""
         return self._evaluated is None or round_number // self._interval > self._evaluated_in // self._interval
 
-    async def _fetch(self, run: bytes, version: int) -> None:
-        header, vector = await self.connection.model(run, version)
-        self._model = replace(ModelState.initial(vector), version=header.version, chain=header.chain)
+    async def _fetch(self, run: bytes, name: ModelName) -> None:
+        version, vector = await self.connection.model(run, name.version)
+        self._model = replace(ModelState.initial(vector), version=version, chain=name.chain)
 
     async def _evaluate(self, run: bytes, round_number: int) -> None:
         model = self._model

@@ -13,14 +13,31 @@ import structlog
 
 from fedrep.errors import FedrepError
 from fedrep.privacy import Ledger
+from fedrep.protocol.error_memory import Fate
 from fedrep.protocol.manifests import RoundManifest, RunManifest
 from fedrep.protocol.messages import Outcome, Update
+from fedrep.protocol.model_state import ModelState
+from fedrep.protocol.silo_effects import (
+    Doing,
+    FailedTraining,
+    HasJoined,
+    HasSubmitted,
+    HasTrained,
+    Joined,
+    News,
+    Problem,
+    Remark,
+    RoundOver,
+    RunRefused,
+    Settled,
+    Trained,
+)
+from fedrep.protocol.silo_state import SiloState
 from fedrep.wire.v1 import federation_pb2 as pb
-from fedrep_silo.books import Books
 from fedrep_silo.config import ClientSettings
-from fedrep_silo.connection import Connection, Joined
+from fedrep_silo.connection import REMINDER_SECONDS, Connection
 from fedrep_silo.state import StateFolder, spent_epsilon
-from fedrep_silo.training import Trained, Training, TrainingFailedError, in_thread
+from fedrep_silo.training import Training, in_thread
 
 log = structlog.get_logger(__name__)
 
@@ -38,9 +55,35 @@ class Reports:
         self._trained: Trained | None = None
         self._clip_rate: float | None = None
         self._sent_before = 0
+        self._remarked = ("", 0.0)
         self._evaluate_every = 1
         self.rounds_over = 0
         self.status: dict[str, Any] = {"silo": name, "run": settings.run, "server": settings.server, "phase": "starting"}
+
+    async def tell(self, news: News) -> None:
+        """What leaves the machine for people: status file, log, and the server as far as the operator allows."""
+        match news:
+            case Doing(what, round_number):
+                self.phase(round_number, what)
+            case Remark(event, why, round_number):
+                self._remark(event, why, round_number)
+            case HasJoined(run, joined):
+                self._joined(run, joined)
+            case HasTrained(trained):
+                self._trained = trained
+            case HasSubmitted(manifest, clip_rate):
+                await self._submitted(manifest, clip_rate)
+            case RunRefused(run, last_round, error):
+                await self._refused_run(run, last_round, error)
+            case Problem(manifest, text, own):
+                await self._problem(manifest, text, own=own)
+            case FailedTraining(manifest, text):
+                await self._training_failed(manifest, text)
+            case Settled(round_number, fate):
+                say = log.warning if fate is Fate.GIVEN_UP else log.debug
+                say("values_settled", round=round_number, fate=fate.value)
+            case RoundOver(manifest, update, state):
+                await self._round_over(manifest, update, state)
 
     def phase(self, round_number: int | None, phase: str) -> None:
         self.status |= {"phase": phase, "at": time.time()}
@@ -48,18 +91,25 @@ class Reports:
             self.status["round"] = round_number
         self._state.save_status(self.status)
 
-    def joined(self, run: RunManifest, joined: Joined) -> None:
+    def _remark(self, event: str, why: str, round_number: int | None) -> None:
+        """The same line at most once a minute: a silo that waits for its run asks every second."""
+        now = time.monotonic()
+        if event == self._remarked[0] and now - self._remarked[1] < REMINDER_SECONDS:
+            return
+        self._remarked = (event, now) if event == "waiting_for_run" else ("", now)
+        known = {"round": round_number} if round_number is not None else {"run": self._settings.run}
+        say = log.warning if event == "model_fetched_again" else log.info
+        say(event, why=why, **known)
+
+    def _joined(self, run: RunManifest, joined: Joined) -> None:
         self._evaluate_every = self._settings.evaluate_every or joined.evaluation_interval
         again = self.status.get("run_hash") == run.digest().hex() and self.status.get("state") == joined.state
         self.status |= {"state": joined.state, "run_hash": run.digest().hex(), "last_round": joined.last_round}
         self.phase(None, "joined")
         if not again:  # a silo between rounds asks every second
-            log.info("joined", run=run.name, state=joined.state, model_version=joined.model_version)
+            log.info("joined", run=run.name, state=joined.state, model_version=joined.model.version)
 
-    def trained(self, trained: Trained) -> None:
-        self._trained = trained
-
-    async def submitted(self, manifest: RoundManifest, clip_rate: float) -> None:
+    async def _submitted(self, manifest: RoundManifest, clip_rate: float) -> None:
         """The clip rate goes out before the round ends: the next range depends on it."""
         self._clip_rate = clip_rate
         self.status.pop("problem", None)
@@ -67,38 +117,38 @@ class Reports:
             request = pb.ReportMetricsRequest(run=manifest.run, round=manifest.round, clip_rate=clip_rate)
             await self._send(request)
 
-    async def refused_run(self, run: RunManifest, last_round: int, error: FedrepError) -> None:
+    async def _refused_run(self, run: RunManifest, last_round: int, error: FedrepError) -> None:
         """What this silo's policy forbids, the consortium should see."""
         log.error("run_refused", run=run.name, why=str(error))
         self.status |= {"problem": str(error)}
         self.phase(None, "refused")
         await self._send(_problem(run.digest(), last_round, str(error)))
 
-    async def problem(self, manifest: RoundManifest, text: str, *, own: bool) -> None:
+    async def _problem(self, manifest: RoundManifest, text: str, *, own: bool) -> None:
         """`own` is a rule or policy of this silo; what the server said itself it need not hear again."""
         log.error("problem", round=manifest.round, why=text)
         self.status |= {"problem": text}
         if own:
             await self._send(_problem(manifest.run, manifest.round, text))
 
-    async def training_failed(self, manifest: RoundManifest, error: TrainingFailedError) -> None:
+    async def _training_failed(self, manifest: RoundManifest, why: str) -> None:
         """The text of user code's errors may quote data: it leaves the silo only with report = "all"."""
-        log.error("training_failed", round=manifest.round, why=str(error))
-        text = f"training failed: {error}"
+        log.error("training_failed", round=manifest.round, why=why)
+        text = f"training failed: {why}"
         self.status |= {"problem": text}
         if self._settings.report != "all":
             text = "training failed; the silo's log says why"
         await self._send(_problem(manifest.run, manifest.round, text))
 
-    async def round_over(self, manifest: RoundManifest, update: Update, books: Books) -> None:
-        ledger, given_up = books.journal.ledger, books.memory.given_up
+    async def _round_over(self, manifest: RoundManifest, update: Update, state: SiloState) -> None:
+        ledger, given_up = state.journal.ledger, state.memory.given_up
         request = pb.ReportMetricsRequest(
             run=manifest.run, round=manifest.round, model_version=update.model.version, drill=self._settings.drill.attack
         )
         if self._settings.report != "none":
             self._add_counts(request, ledger, given_up)
         if self._settings.report == "all":
-            await self._add_figures(request, books, update)
+            await self._add_figures(request, state.model, update)
         if self._settings.report != "none" or self._settings.drill.attack:
             await self._send(request)
         budget = self._settings.policy.epsilon_budget
@@ -113,7 +163,7 @@ class Reports:
             "bytes_sent": sent,
             "epsilon_total": spent_epsilon(ledger),
             "epsilon_left": None if budget is None or ledger.total is None else budget - ledger.total,
-            "pending_rounds": len(books.memory.pending),
+            "pending_rounds": len(state.memory.pending),
             "given_up": given_up,
         }
         self.rounds_over += 1
@@ -140,11 +190,10 @@ class Reports:
         if self._trained is not None:
             request.samples = self._trained.samples
 
-    async def _add_figures(self, request: pb.ReportMetricsRequest, books: Books, update: Update) -> None:
+    async def _add_figures(self, request: pb.ReportMetricsRequest, model: ModelState | None, update: Update) -> None:
         if self._trained is not None:
             request.train_loss, request.train_seconds = self._trained.loss, self._trained.seconds
         due = update.outcome is Outcome.APPLIED and update.round % self._evaluate_every == 0
-        model = books.model
         if model is None or not due or self._training.busy:
             return
         try:

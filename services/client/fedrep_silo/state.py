@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,58 +21,48 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from fedrep.errors import InvalidInputError, SettingsError
-from fedrep.privacy import CoordinateRelease, Ledger
+from fedrep.privacy import Ledger
 from fedrep.protocol.error_memory import ErrorMemory, Pending
 from fedrep.protocol.manifests import RunHash, SiloName
 from fedrep.protocol.model_state import ModelState, model_hash
+from fedrep.protocol.silo_effects import Save
+from fedrep.protocol.silo_rules import STATEMENT_ROUNDS
+from fedrep.protocol.silo_state import Journal, SiloState, TrainerState
 from fedrep.secagg.keys import load_verify_key
 from fedrep_runtime.files import write_atomically
+from fedrep_trainers.trainer import Trainer
 
-KEPT_ROUNDS = 1000  # about older rounds the silo says nothing any more
 
-TrainerState = Mapping[str, NDArray[Any]]
+def journal_to_json(journal: Journal) -> bytes:
+    document = {
+        "run": journal.run,
+        "last_round": journal.last_round,
+        "revealed": journal.revealed[-STATEMENT_ROUNDS:],
+        "renounced": journal.renounced[-STATEMENT_ROUNDS:],
+        "ledger": journal.ledger.to_dict(),
+        "proposal": journal.proposal,
+    }
+    return json.dumps(document).encode()
+
+
+def journal_from_json(data: bytes) -> Journal:
+    document = json.loads(data)
+    proposal = document["proposal"]
+    return Journal(
+        document["run"],
+        document["last_round"],
+        tuple(document["revealed"]),
+        tuple(document["renounced"]),
+        Ledger.from_dict(document["ledger"]),
+        tuple(proposal) if proposal is not None else None,
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class Journal:
-    """`proposal` is the last I_k with what it was drawn for: (model version, k, alpha, coded coordinates as hex)."""
+class Written:
+    """The receipt for a state that is durable. Only `StateFolder.write` gives one, and no message leaves without it."""
 
-    run: str = ""
-    last_round: int = 0
-    revealed: tuple[int, ...] = ()
-    renounced: tuple[int, ...] = ()
-    ledger: Ledger = field(default_factory=Ledger)
-    proposal: tuple[int, int, float, str] | None = None
-
-    def entered(self, round_number: int) -> Journal:
-        return replace(self, last_round=max(self.last_round, round_number))
-
-    def charged(self, release: CoordinateRelease) -> Journal:
-        return replace(self, ledger=self.ledger.charge(release))
-
-    def to_json(self) -> bytes:
-        document = {
-            "run": self.run,
-            "last_round": self.last_round,
-            "revealed": self.revealed[-KEPT_ROUNDS:],
-            "renounced": self.renounced[-KEPT_ROUNDS:],
-            "ledger": self.ledger.to_dict(),
-            "proposal": self.proposal,
-        }
-        return json.dumps(document).encode()
-
-    @classmethod
-    def from_json(cls, data: bytes) -> Journal:
-        document = json.loads(data)
-        proposal = document["proposal"]
-        return cls(
-            document["run"],
-            document["last_round"],
-            tuple(document["revealed"]),
-            tuple(document["renounced"]),
-            Ledger.from_dict(document["ledger"]),
-            tuple(proposal) if proposal is not None else None,
-        )
+    save: Save
 
 
 class StateFolder:
@@ -84,12 +74,42 @@ class StateFolder:
         self._journal = folder / "journal.json"
         self._memory = folder / "memory.safetensors"
         self._model = folder / "model.safetensors"
+        self._on_disk: SiloState | None = None
+
+    def load(self, trainer: Trainer) -> SiloState:
+        """What was saved last; the trainer is put back to its state of then."""
+        memory, kept = self.memory(trainer.layout.size)
+        if kept:
+            self._give_back(trainer, kept)
+        self._on_disk = SiloState(self.journal(), memory, trainer.state(), self.model())
+        return self._on_disk
+
+    def write(self, save: Save) -> Written:
+        """Durable when this returns: each part that changed, whole, in the order that makes a crash between two harmless."""
+        state, before = save.state, self._on_disk
+        if before is None or state.journal is not before.journal:
+            self.save_journal(state.journal)
+        if before is None or state.trainer is not before.trainer or not state.memory.lasts_like(before.memory):
+            self.save_memory(state.memory, state.trainer)
+        if state.model is not None and (before is None or state.model is not before.model):
+            self.save_model(state.model)
+        self._on_disk = state
+        return Written(save)
+
+    def _give_back(self, trainer: Trainer, kept: TrainerState) -> None:
+        try:
+            trainer.load_state(kept)
+        except Exception as error:  # user code may raise anything
+            raise SettingsError(
+                f"the trainer does not take back its state from {self.folder} ({type(error).__name__}: {error}). If model or "
+                "optimizer were changed on purpose, start with an empty state folder: fedrep client leave --purge"
+            ) from error
 
     def journal(self) -> Journal:
         if not self._journal.exists():
             return Journal()
         try:
-            return Journal.from_json(self._journal.read_bytes())
+            return journal_from_json(self._journal.read_bytes())
         except (ValueError, KeyError, TypeError, InvalidInputError) as error:
             raise SettingsError(
                 f"{self._journal} cannot be read ({error}). It guards this silo's privacy budget: restore it from a backup, or "
@@ -97,7 +117,7 @@ class StateFolder:
             ) from error
 
     def save_journal(self, journal: Journal) -> None:
-        write_atomically(self._journal, journal.to_json())
+        write_atomically(self._journal, journal_to_json(journal))
 
     def memory(self, parameters: int) -> tuple[ErrorMemory, dict[str, NDArray[Any]]]:
         """The error memory and the trainer's state that belongs to it."""
@@ -130,8 +150,7 @@ class StateFolder:
             arrays[f"pending.{pending.round}.sent"] = pending.sent
             notes.append(_pending_notes(pending))
         arrays |= {f"trainer.{name}": np.asarray(array, order="C") for name, array in trainer.items()}
-        trained = memory.trained_version if memory.update is None else None
-        document = {"pending": notes, "trained_version": trained, "given_up": memory.given_up}
+        document = {"pending": notes, "trained_version": memory.lasting_version, "given_up": memory.given_up}
         write_atomically(self._memory, save(arrays, {"fedrep": json.dumps(document)}))
 
     def model(self) -> ModelState | None:

@@ -1,4 +1,4 @@
-"""Local training beside the protocol: a slow trainer makes the silo a bystander of the round, never an absentee."""
+"""Local training in a thread of its own: the silo goes on speaking meanwhile, and leaving never waits for it."""
 
 from __future__ import annotations
 
@@ -7,99 +7,54 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import structlog
-from numpy.typing import NDArray
 
 from fedrep.errors import FedrepError
-from fedrep.protocol.model_state import ModelState
-from fedrep_trainers.trainer import Trainer, TrainerState, TrainResult
+from fedrep.protocol.silo_effects import Train, Trained, TrainingFailed
+from fedrep.protocol.silo_state import TrainerState
+from fedrep_trainers.trainer import Trainer, TrainResult
 
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
 
-class TrainingFailedError(FedrepError):
-    """User code, data or device failed; the text is the trainer's own."""
-
-    default_reason = "TRAINING_FAILED"
-
-
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """`update` is w^t - w_k^{t+1}, and `state` the trainer's state after exactly this training."""
-
-    version: int
-    update: NDArray[np.float32]
-    loss: float
-    samples: int
-    seconds: float
-    state: TrainerState
-
-
 class Training:
-    """At most one training runs at a time; what it makes of an older model version is thrown away."""
+    """Carries out `Train`, one at a time. `busy` while nobody else may use the trainer."""
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, trainer: Trainer, stands_at: TrainerState) -> None:
         self.trainer = trainer
-        self._task: asyncio.Task[Trained] | None = None
-        self._version: int | None = None
-        self._before: TrainerState | None = None
+        self.busy = False
+        self._stands_at: TrainerState | None = stands_at
 
-    @property
-    def busy(self) -> bool:
-        """While it is, nobody else may use the trainer."""
-        return self._task is not None and not self._task.done()
-
-    async def result(
-        self, model: ModelState, round_number: int, too_late: asyncio.Future[Any], start_from: TrainerState | None
-    ) -> Trained | None:
-        """The update for this version, or None if `too_late` came first; asking again goes on waiting for it.
-
-        `start_from` is what the trainer is put back to before a new training, or None if it already stands there.
-        """
-        if self._task is not None and self._version != model.version:
-            if not await self._ready_before(too_late):
-                return None
-            self._task.exception()  # nobody else asks how a training for an older model went
-            self._task = None
-            start_from = self._before
-        if self._task is None:
-            if start_from is not None:
-                self.trainer.load_state(start_from)
-            self._version, self._before = model.version, self.trainer.state()
-            self._task = asyncio.create_task(self._train(model, round_number))
-        if not await self._ready_before(too_late):
-            return None
-        task, self._task = self._task, None
-        if task.exception() is not None:
-            with suppress(Exception):  # a trainer that keeps its promise has done so already
-                self.trainer.load_state(self._before or {})
-        return task.result()
-
-    async def _ready_before(self, too_late: asyncio.Future[Any]) -> bool:
-        assert self._task is not None
-        await asyncio.wait({self._task, too_late}, return_when=asyncio.FIRST_COMPLETED)
-        return self._task.done()
-
-    async def _train(self, model: ModelState, round_number: int) -> Trained:
-        started = time.monotonic()
+    async def carry_out(self, train: Train) -> Trained | TrainingFailed:
+        self.busy = True
         try:
-            result: TrainResult = await in_thread(lambda: self.trainer.train(model.vector, round_number))
-            update = model.vector - result.model
-            finite = bool(np.isfinite(update).all())
+            return await self._train(train)
         except FedrepError as error:
-            raise TrainingFailedError(str(error)) from error
+            return TrainingFailed(train.model.version, str(error))
         except Exception as error:  # user code may raise anything; the round is left, the silo goes on
-            log.error("training_raised", round=round_number, exc_info=True)
-            raise TrainingFailedError(f"{type(error).__name__}: {error}") from error
-        if not finite:
-            raise TrainingFailedError("the local update holds NaN or infinity; lower the learning rate or clip gradients")
-        return Trained(model.version, update, result.loss, result.samples, time.monotonic() - started, self.trainer.state())
+            log.error("training_raised", round=train.round, exc_info=True)
+            return TrainingFailed(train.model.version, f"{type(error).__name__}: {error}")
+        finally:
+            self.busy = False
+
+    async def _train(self, train: Train) -> Trained | TrainingFailed:
+        started, model = time.monotonic(), train.model
+        standing, self._stands_at = self._stands_at, None
+        if standing is not train.start_from:
+            self.trainer.load_state(train.start_from)
+        result: TrainResult = await in_thread(lambda: self.trainer.train(model.vector, train.round))
+        update = model.vector - result.model
+        if not np.isfinite(update).all():
+            text = "the local update holds NaN or infinity; lower the learning rate or clip gradients"
+            return TrainingFailed(model.version, text)
+        self._stands_at = self.trainer.state()
+        seconds = time.monotonic() - started
+        return Trained(model.version, update, self._stands_at, result.loss, result.samples, seconds)
 
 
 async def in_thread(function: Callable[[], T]) -> T:

@@ -1,38 +1,37 @@
 """A silo's membership from round to round: its session keys, and when it is time to join again.
 
-Shares are sealed to session keys; a restarted process has none, and joins again.
+Shares are sealed to session keys, which are never on disk; a restarted process has none, and joins again.
 """
 
 from __future__ import annotations
 
-import time
-
 from fedrep.protocol.manifests import session_key_message
-from fedrep.secagg.keys import AgreementKey, SigningKey
+from fedrep.secagg.keys import AgreementKey, Entropy, SigningKey
 
 ANNOUNCE_SECONDS = 30.0
+LONGEST_PAUSE = 64
 
 
 class Sessions:
-    def __init__(self) -> None:
+    def __init__(self, entropy: Entropy) -> None:
         self.keys: dict[bytes, AgreementKey] = {}
-        self._announced_at = time.monotonic()
+        self._entropy = entropy
+        self._announced_at = 0.0
 
-    @property
-    def announced_long_ago(self) -> bool:
+    def announced_long_ago(self, now: float) -> bool:
         """Between rounds, joining anew now and then costs little and mends whatever the two sides see differently."""
-        return time.monotonic() - self._announced_at > ANNOUNCE_SECONDS
+        return now - self._announced_at > ANNOUNCE_SECONDS
 
     def new(self) -> AgreementKey:
-        key = AgreementKey.generate()
+        key = AgreementKey.generate(self._entropy)
         self.keys[key.public] = key
         return key
 
-    def announced(self, run: bytes, signing_key: SigningKey) -> tuple[bytes, bytes]:
+    def announced(self, run: bytes, signing_key: SigningKey, now: float) -> tuple[bytes, bytes]:
         """The newest key and its signature, for Join."""
         if not self.keys:
             self.new()
-        self._announced_at = time.monotonic()
+        self._announced_at = now
         newest = next(reversed(self.keys))
         return newest, signing_key.sign(session_key_message(run, newest))
 
@@ -43,8 +42,8 @@ class Sessions:
                 return
             del self.keys[public]
 
-
-LONGEST_PAUSE = 64
+    def forget_all(self) -> None:
+        self.keys = {}
 
 
 class RosterWatch:

@@ -1,0 +1,637 @@
+"""One silo in one run as an event machine: `receive(event, at) -> effects`, nothing else moves it.
+
+Every decision of a silo is here or in the rules it calls: which run and round it takes part in, when it trains, what it sends,
+what must be on disk before, what a restart may still do, when it leaves. Time and randomness are handed in; a restart is a new
+machine over the state that was saved last. What happens next is `silo_table.TABLE`; the actions stand in its order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrep.errors import CryptoError, FedrepError, InvalidInputError, ProtocolError, RefusedError
+from fedrep.protocol.error_memory import Fate, Pending
+from fedrep.protocol.manifests import RoundManifest, RunManifest, SignedRoundManifest, SiloName
+from fedrep.protocol.messages import Consensus, Outcome, Signatures, Statement, SurvivorSet, Update, statement_message
+from fedrep.protocol.model_state import ModelState, indices_of
+from fedrep.protocol.silo_effects import (
+    Accepted,
+    Answered,
+    Ask,
+    Certificates,
+    Concluded,
+    Confirmations,
+    Doing,
+    Effect,
+    Event,
+    FailedTraining,
+    FetchedModel,
+    GetCertificates,
+    GetConsensus,
+    GetModel,
+    GetSurvivors,
+    GetUpdate,
+    HasJoined,
+    HasSubmitted,
+    HasTrained,
+    Join,
+    Joined,
+    LineLost,
+    Moment,
+    Problem,
+    Question,
+    Refusal,
+    Remark,
+    Report,
+    Request,
+    RoundOver,
+    RunRefused,
+    Save,
+    Settled,
+    Speech,
+    Stop,
+    StopAsked,
+    TimePassed,
+    Train,
+    Trained,
+    TrainingFailed,
+    Wait,
+    mates_of,
+)
+from fedrep.protocol.silo_presence import RosterWatch, Sessions
+from fedrep.protocol.silo_round import Confirmed, Membership, Observing, Proposed, Ready, Submitted
+from fedrep.protocol.silo_rules import Policy, check_epsilon, check_run
+from fedrep.protocol.silo_state import SiloState
+from fedrep.protocol.silo_table import IN_ROUND, TABLE, Phase
+from fedrep.protocol.silo_trust import Chains, Trust, check_round_signature, check_run_signature
+from fedrep.secagg.keys import Entropy, SigningKey
+from fedrep.sparsify import gather, propose
+
+FIRST_POLL_SECONDS = 0.1  # a round often starts just after one joined, and its clock runs from there
+POLL_SECONDS = 1.0
+OVER = ("finished", "stopped")
+
+# What a rule of the silo's own raises. The server's refusals never do: they arrive as `Refusal`.
+RULES = (RefusedError, ProtocolError, InvalidInputError, CryptoError)
+
+Effects = list[Effect]
+
+
+class Drill(Protocol):
+    """An attack that this silo plays on purpose, in runs that allow it; `attack` is empty for none."""
+
+    @property
+    def attack(self) -> str: ...
+    def check(self, run: RunManifest) -> None: ...
+    def of_update(self, g: NDArray[np.float32]) -> NDArray[np.float32]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SiloIdentity:
+    """Who this silo is. The key is asked for at every announcement: it may have been replaced meanwhile."""
+
+    name: SiloName
+    signing_key: Callable[[], SigningKey]
+    trust: Trust
+    policy: Policy
+    drill: Drill
+    entropy: Entropy
+
+
+@dataclass(frozen=True, slots=True)
+class Conduct:
+    """What the operator settled about this silo's behaviour, apart from the policy."""
+
+    run_name: str
+    training_failures: int = 5
+    proof_rounds: int = 20
+    give_up_after: float = 86400.0
+
+
+@dataclass
+class Part:
+    """The silo's part in the round it is in: the step it has reached, and what became known too early or need not be repeated."""
+
+    manifest: RoundManifest
+    ready: Ready | None = None
+    step: Proposed | Submitted | Observing | Confirmed | None = None
+    consensus: Consensus | None = None
+    agreed: tuple[Confirmed, Signatures] | None = None
+    update: Update | None = None
+
+
+class SiloMachine:
+    """`state` is the truth once it is saved; everything else here is forgotten by a crash, and must not matter then."""
+
+    def __init__(self, own: SiloIdentity, conduct: Conduct, state: SiloState) -> None:
+        self.phase = Phase.OUTSIDE
+        self.state = state
+        self.part: Part | None = None
+        self.speaking = False
+        self._own = own
+        self._conduct = conduct
+        self._saved = Save(state)
+        self._signing_key = own.signing_key()
+        self._run: RunManifest | None = None
+        self._server_certificate = b""
+        self._sessions = Sessions(own.entropy)
+        self._roster = RosterWatch()
+        self._chains = Chains()
+        self._open: list[Request] = []
+        self._answered: Request | None = None
+        self._wait: Wait | None = None
+        self._pause = FIRST_POLL_SECONDS
+        self._waiting_since: float | None = None
+        self._announced = self._looked_back = self._lost = self._leaving = False
+        self._training: int | None = None
+        self._finished: Trained | TrainingFailed | None = None
+        self._trained: Trained | None = None
+        self._failures = 0
+        self._stopping: FedrepError | None = None
+        self._older: list[Pending] = []
+        self._following: tuple[SignedRoundManifest | None, str] = (None, "")
+        self._current = 0
+        self._at = Moment()
+
+    def receive(self, event: Event, at: Moment) -> Effects:
+        """The table, and what holds in every phase. An answer nobody waits for any more changes nothing."""
+        self._at = at
+        content: Any = event
+        match event:
+            case LineLost():
+                self._lost = True
+                return []
+            case StopAsked():
+                self._leaving = True
+                return self._end() if self.phase is Phase.IDLE else []
+            case Trained() | TrainingFailed():
+                self._training = None
+                if self.phase is not Phase.TRAINING:
+                    self._finished = event  # for a later round from the same model
+                    return []
+            case TimePassed(wait):
+                if wait is not self._wait:
+                    return []
+                self._wait = None
+            case Answered(request, answer):
+                if not any(request is each for each in self._open):
+                    return []
+                self._open = [each for each in self._open if each is not request]
+                self._answered, content = request, answer
+        row = TABLE.get((self.phase, type(content)))
+        if row is None:
+            return []
+        before = self.phase
+        try:
+            effects: Effects = getattr(self, row.action)(content)
+        except RULES as error:
+            effects = self._obey(error)
+        if self.phase not in row.to:
+            raise AssertionError(f"{before.name} x {type(content).__name__} led to {self.phase.name}, which the table does not")
+        return effects
+
+    # Joining the run.
+
+    def _ask_for_news(self, _: object) -> Effects:
+        held = self.state.model
+        return self._ask(Phase.ASKING, Join(self._conduct.run_name, held.version if held is not None else None))
+
+    def _consider_run(self, joined: Joined) -> Effects:
+        run = check_run_signature(joined.run, self._own.trust)
+        try:
+            check_run(run, self._own.policy, self._own.name)
+            self._own.drill.check(run)
+        except RefusedError as error:
+            return [Report(RunRefused(run, joined.last_round, error)), *self._end(error)]
+        journal, name = self.state.journal, run.digest().hex()
+        if journal.run not in ("", name):
+            raise RefusedError(
+                f"this silo's state belongs to another run; use a state folder of its own for run {run.name!r}",
+                reason="OTHER_RUN",
+            )
+        effects: Effects = [] if journal.run else [self._save(journal=replace(journal, run=name))]
+        self._run, self._server_certificate, self._waiting_since = run, joined.server_certificate, None
+        if self._must_announce():
+            return [*effects, *self._announce(Phase.ANNOUNCING)]
+        return [*effects, Report(HasJoined(run, joined)), *self._go_on(joined.round, joined.state)]
+
+    def _must_announce(self) -> bool:
+        """Whether the server may not count this silo as present any more."""
+        seen_long_ago = self._sessions.announced_long_ago(self._at.seconds)
+        return not self._announced or self._lost or self._roster.overlooked or seen_long_ago
+
+    def _announce(self, phase: Phase) -> Effects:
+        assert self._run is not None
+        self._signing_key = self._own.signing_key()
+        key, signature = self._sessions.announced(self._run.digest(), self._signing_key, self._at.seconds)
+        held = self.state.model
+        version = held.version if held is not None else None
+        return self._say(phase, self._saved, Join(self._conduct.run_name, version, key, signature))
+
+    def _has_joined(self, joined: Joined) -> Effects:
+        assert self._run is not None
+        self._roster.joined()
+        self._announced, self._lost = True, False
+        effects: Effects = [Report(HasJoined(self._run, joined))]
+        last, first = self.state.journal.last_round, not self._looked_back
+        self._looked_back = True
+        over = joined.round is None or joined.round.manifest.round > last
+        if first and last and over:
+            self._following = (joined.round, joined.state)
+            return [*effects, *self._ask(Phase.LOOKING_BACK, GetUpdate(self._run.digest(), last))]
+        return [*effects, *self._go_on(joined.round, joined.state)]
+
+    def _wait_for_run(self, refusal: Refusal) -> Effects:
+        """A silo may be started before its run is created."""
+        since = self._waiting_since = self._at.seconds if self._waiting_since is None else self._waiting_since
+        if refusal.error.reason != "UNKNOWN_RUN" or self._at.seconds - since > self._conduct.give_up_after:
+            return self._end(refusal.error)
+        remark = Remark("waiting_for_run", str(refusal.error))
+        return [Report(remark), Report(Doing("waiting for the run")), *self._idle(POLL_SECONDS)]
+
+    def _look_back(self, concluded: Concluded) -> Effects:
+        """After a restart: how the round ended in which this silo last spoke."""
+        return self._renounce(concluded) or self._settle(replace(concluded, next_round=None))
+
+    def _cannot_look_back(self, refusal: Refusal) -> Effects:
+        remark = Remark("no_answer_about_round", str(refusal.error), self.state.journal.last_round)
+        return [Report(remark), *self._go_on(*self._following)]
+
+    # From one round to the next.
+
+    def _go_on(self, signed: SignedRoundManifest | None, state: str) -> Effects:
+        if state in OVER or self._leaving:
+            return [Report(Doing("left" if self._leaving else f"run {state}")), *self._end()]
+        if signed is None:
+            pause, self._pause = self._pause, min(2 * self._pause, POLL_SECONDS)
+            return self._idle(pause)
+        if self._lost or self._roster.overlooked:
+            return self._ask_for_news(None)
+        return self._start_round(signed)
+
+    def _idle(self, seconds: float) -> Effects:
+        self.phase, self._wait = Phase.IDLE, Wait(seconds)
+        return [self._wait]
+
+    def _end(self, error: FedrepError | None = None, *, polite: bool = False) -> Effects:
+        self.phase = Phase.ENDED
+        return [Stop(error, polite)]
+
+    def _start_round(self, signed: SignedRoundManifest) -> Effects:
+        self.phase = Phase.IDLE  # a manifest nobody signed is no round to leave
+        manifest = check_round_signature(signed, self._server_certificate, self._own.trust)
+        self.part = Part(manifest)
+        self._trained = None
+        if self._own.name not in manifest.names:
+            self._roster.absent()
+            return self._conclude()
+        if manifest.round <= self.state.journal.last_round:
+            return self._conclude()
+        return self._get_ready()
+
+    def _get_ready(self) -> Effects:
+        """The model the round starts from, then everybody's certificates, then every rule about the manifest."""
+        manifest, held = self._manifest, self.state.model
+        if held is None or (held.hash, held.version) != (manifest.model_hash, manifest.model_version):
+            fetching = Report(Doing("fetching the model", manifest.round))
+            return [fetching, *self._ask(Phase.FETCHING, GetModel(manifest.run, manifest.model_version))]
+        unknown = self._chains.unknown(manifest)
+        if unknown:
+            return self._ask(Phase.MEETING, GetCertificates(manifest.run, unknown))
+        return self._enter(held)
+
+    def _keep_model(self, fetched: FetchedModel) -> Effects:
+        manifest, parameters = self._manifest, self.state.memory.residual.size
+        model = replace(ModelState.initial(fetched.vector), version=fetched.version, chain=manifest.chain)
+        if (model.hash, model.version) != (manifest.model_hash, manifest.model_version):
+            raise RefusedError("the server sent another model than the manifest names", reason="WRONG_MODEL")
+        if model.vector.size != parameters:
+            raise RefusedError(f"the run's model has {model.vector.size} parameters, this silo's {parameters}")
+        return [self._save(model=model), *self._get_ready()]
+
+    def _meet(self, certificates: Certificates) -> Effects:
+        self._chains.learn(certificates.chains)
+        held = self.state.model
+        assert held is not None
+        return self._enter(held)
+
+    def _enter(self, model: ModelState) -> Effects:
+        assert self.part is not None
+        assert self._run is not None
+        self.phase = Phase.MEETING
+        own, manifest = self._own, self._manifest
+        ready = Ready.enter(
+            Membership(own.name, self._run, own.policy, self._signing_key),
+            manifest,
+            self._chains.peers(manifest, own.trust),
+            self._sessions.keys,
+            last_round=self.state.journal.last_round,
+            model_hash=model.hash,
+        )
+        self._sessions.forget_before(ready.session.public)
+        self.part.ready = ready
+        return self._decide_to_train(model)
+
+    # Training and proposing.
+
+    def _decide_to_train(self, model: ModelState) -> Effects:
+        """A silo whose budget is spent, or outside its hours, holds the others' shares in this round."""
+        manifest = self._manifest
+        if self.state.journal.repeated_proposal(manifest) is None:
+            try:
+                check_epsilon(manifest, self.state.journal.ledger, self._own.policy)
+            except RefusedError as error:
+                self._stopping = error
+                return [Report(Problem(manifest, str(error), own=True)), *self._watch()]
+        if not self._own.policy.trains_at(self._at.hour):
+            return self._watch()
+        if not self.state.memory.needs_training(model.version):
+            return self._propose()
+        self.phase, self._wait = Phase.TRAINING, Wait(manifest.deadlines.propose / 2)
+        effects: Effects = [Report(Doing("training", manifest.round)), self._wait]
+        finished, self._finished = self._finished, None
+        if finished is not None and finished.version == model.version:
+            take = self._take_training if isinstance(finished, Trained) else self._count_failure
+            return [*effects, *take(finished)]  # type: ignore[arg-type]
+        return [*effects, *self._train(model)]
+
+    def _train(self, model: ModelState) -> Effects:
+        """One training at a time: one for an older model is waited for, and thrown away."""
+        if self._training is not None:
+            return []
+        self._training = model.version
+        return [Train(model, self._manifest.round, self.state.trainer)]
+
+    def _take_training(self, trained: Trained) -> Effects:
+        held, manifest = self.state.model, self._manifest
+        assert held is not None
+        if trained.version != manifest.model_version:
+            return self._train(held)
+        self._failures = 0
+        self._trained = trained
+        self.state = replace(self.state, memory=self.state.memory.trained(trained.version, trained.update))
+        return [Report(HasTrained(trained)), *self._propose()]
+
+    def _count_failure(self, failed: TrainingFailed) -> Effects:
+        held, manifest = self.state.model, self._manifest
+        assert held is not None
+        if failed.version != manifest.model_version:
+            return self._train(held)
+        self._failures += 1
+        if self._failures >= self._conduct.training_failures:
+            self._stopping = FedrepError(f"training failed {self._failures} times in a row; last: {failed.text}")
+        return [Report(FailedTraining(manifest, failed.text)), *self._watch()]
+
+    def _ask_while_training(self, _: object) -> Effects:
+        """Only the server knows when its deadline passes. Asking is a message of the round, so its number goes to disk first."""
+        save = self._save(journal=self.state.journal.entered(self._manifest.round))
+        return [save, *self._say(Phase.TRAINING, save, GetConsensus(self._manifest.run, self._manifest.round))]
+
+    def _watch_consensus(self, consensus: Consensus) -> Effects:
+        """The others agreed before this silo had trained: it goes on as a holder."""
+        assert self.part is not None
+        assert self.part.ready is not None
+        late = Report(Remark("training_not_ready", "the others agreed first", self._manifest.round))
+        self.part.step = self.part.ready.watch().on_consensus(consensus)
+        return [late, *self._ask_for_survivors()]
+
+    def _watch(self) -> Effects:
+        save = self._save(journal=self.state.journal.entered(self._manifest.round))
+        return [save, *self._ask_for_consensus()]
+
+    def _propose(self) -> Effects:
+        assert self.part is not None
+        assert self.part.ready is not None
+        manifest, journal, own = self._manifest, self.state.journal, self._own
+        coordinates = journal.repeated_proposal(manifest)
+        if coordinates is None:
+            coordinates = propose(self.state.memory.g(), manifest.per_silo, manifest.alpha, self._generator())
+            save = self._save(journal=journal.charged(manifest, coordinates))
+        else:
+            save = self._save(journal=journal.entered(manifest.round))
+        step = self.part.step = self.part.ready.propose(coordinates, self._sessions.new(), own.entropy)
+        self.speaking = True
+        return [save, Report(Doing("proposing", manifest.round)), *self._say(Phase.PROPOSING, save, step.message)]
+
+    def _has_proposed(self, _: Accepted | Refusal) -> Effects:
+        assert self.part is not None
+        if self.part.consensus is not None:
+            return self._agree(self.part.consensus)
+        if any(isinstance(each, GetConsensus) for each in self._open):  # asked while it trained
+            self.phase = Phase.AGREEING
+            return []
+        return self._ask_for_consensus()
+
+    def _keep_consensus(self, consensus: Consensus) -> Effects:
+        assert self.part is not None
+        self.part.consensus = consensus
+        return []
+
+    def _proposed_too_late(self, refusal: Refusal) -> Effects:
+        """The silo can still be a holder, or have been heard all the same: the consensus will tell."""
+        if isinstance(self._answered, GetConsensus):
+            return []
+        late = Report(Remark("proposal_late", str(refusal.error), self._manifest.round))
+        return [late, *self._has_proposed(refusal)]
+
+    # From the consensus to the reveal.
+
+    def _ask_for_consensus(self) -> Effects:
+        doing = Report(Doing("consensus", self._manifest.round))
+        return [doing, *self._say(Phase.AGREEING, self._saved, GetConsensus(self._manifest.run, self._manifest.round))]
+
+    def _agree(self, consensus: Consensus) -> Effects:
+        assert self.part is not None
+        assert self.part.ready is not None
+        self.phase, step = Phase.AGREEING, self.part.step
+        if not isinstance(step, Proposed):
+            self.part.step = self.part.ready.watch().on_consensus(consensus)
+            return self._ask_for_survivors()
+        mates = mates_of(consensus, self._own.name)
+        if not mates and all(place.silo != self._own.name for buffer in consensus.assignment for place in buffer):
+            self.part.step = step.observe(consensus)
+            return self._ask_for_survivors()
+        g = self.state.memory.g()
+        holder = self.part.step = step.on_consensus(consensus, self._own.drill.of_update(g), self._generator())
+        pending = Pending.of(holder)
+        if self._own.drill.attack:  # the residual goes on as if honest values had been sent, or the drill would feed on itself
+            pending = replace(pending, sent=gather(g, pending.indices))
+        trainer = self._trained.state if self._trained is not None else self.state.trainer
+        save = self._save(memory=self.state.memory.submitted(pending), trainer=trainer)
+        submitting = Report(Doing("submitting", self._manifest.round))
+        return [save, submitting, *self._say(Phase.SUBMITTING, save, holder.message, mates=mates)]
+
+    def _has_submitted(self, _: Accepted) -> Effects:
+        assert self.part is not None
+        assert isinstance(self.part.step, Submitted)
+        return [Report(HasSubmitted(self._manifest, self.part.step.values.clip_rate)), *self._ask_for_survivors()]
+
+    def _submitted_too_late(self, refusal: Refusal) -> Effects:
+        """The silo is a holder, and its values are pending until their fate is proven."""
+        return [Report(Remark("submission_late", str(refusal.error), self._manifest.round)), *self._ask_for_survivors()]
+
+    def _ask_for_survivors(self) -> Effects:
+        doing = Report(Doing("survivors", self._manifest.round))
+        return [doing, *self._say(Phase.SURVIVING, self._saved, GetSurvivors(self._manifest.run, self._manifest.round))]
+
+    def _confirm(self, survivors: SurvivorSet) -> Effects:
+        assert self.part is not None
+        assert isinstance(self.part.step, Submitted | Observing)
+        confirmed = self.part.step = self.part.step.on_survivors(survivors)
+        return self._say(Phase.CONFIRMING, self._saved, confirmed.message)
+
+    def _reveal(self, confirmations: Confirmations) -> Effects:
+        assert self.part is not None
+        assert isinstance(self.part.step, Confirmed)
+        revealed = self.part.step.on_signatures(confirmations.signatures)
+        self.part.agreed = (self.part.step, confirmations.signatures)
+        save = self._save(journal=self.state.journal.revealing(self._manifest.round))
+        return [save, *self._say(Phase.REVEALING, save, revealed.message)]
+
+    def _has_revealed(self, _: Accepted | Refusal) -> Effects:
+        """A refusal means that the round closed as soon as enough holders had revealed."""
+        self._roster.took_part()
+        return self._conclude()
+
+    def _has_rejoined(self, _: Joined | Refusal) -> Effects:
+        self._roster.joined()
+        return self._conclude()
+
+    def _leave_round(self, refusal: Refusal) -> Effects:
+        self._roster.left()
+        if not refusal.said_by_server:
+            return [Report(Problem(self._manifest, str(refusal.error), own=True)), *self._conclude()]
+        return [Report(Remark("round_left", str(refusal.error), self._manifest.round)), *self._conclude()]
+
+    def _obey(self, error: FedrepError) -> Effects:
+        """A rule of this silo's own refused something: it stops, leaves the round, or waits for what the server says next."""
+        if self.phase in (Phase.ASKING, Phase.ANNOUNCING):
+            return self._end(error)
+        if self.phase not in IN_ROUND:
+            return self._lose_track(Refusal(error, said_by_server=False))
+        self._roster.left()
+        if error.reason == "SESSION_KEY_LOST":
+            self._sessions.forget_all()
+            return [Report(Remark("sitting_out", str(error), self._manifest.round)), *self._announce(Phase.REJOINING)]
+        return [Report(Problem(self._manifest, str(error), own=True)), *self._conclude()]
+
+    # How the round ended.
+
+    def _conclude(self, _: object = None) -> Effects:
+        assert self.part is not None
+        self._open, self._wait = [], None
+        question = GetUpdate(self._manifest.run, self._manifest.round, omit_agreement=self.part.agreed is not None)
+        return [Report(Doing("update", self._manifest.round)), *self._ask(Phase.CONCLUDING, question)]
+
+    def _lose_track(self, refusal: Refusal) -> Effects:
+        """A manifest nobody signed, or a server that lost its latest rounds: what it says now is heard after a pause."""
+        self.speaking = self._announced = False
+        news = [] if self.part is None else [Report(Problem(self._manifest, str(refusal.error), own=not refusal.said_by_server))]
+        return [*news, *self._idle(POLL_SECONDS)]
+
+    def _learn_outcome(self, concluded: Concluded) -> Effects:
+        assert self.part is not None
+        if self.part.agreed is not None:
+            confirmed, signatures = self.part.agreed
+            evidence = replace(concluded.update.evidence, survivors=confirmed.survivors, confirmations=signatures)
+            concluded = replace(concluded, update=replace(concluded.update, evidence=evidence))
+        elif self._own.name in self._manifest.names:
+            return self._renounce(concluded) or self._settle(concluded)
+        return self._settle(concluded)
+
+    def _renounce(self, concluded: Concluded) -> Effects:
+        """Others may need this holder's word that it revealed nothing; it is on disk before it is given."""
+        number, journal = concluded.update.round, self.state.journal
+        if concluded.update.outcome is not Outcome.SKIPPED or not journal.may_renounce(number):
+            return []
+        save = self._save(journal=journal.renouncing(number))
+        run = concluded.update.run
+        signature = self._signing_key.sign(statement_message(run, number, self._own.name))
+        statement = Statement(self._own.name, run, number, signature)
+        return [save, *self._say(Phase.RENOUNCING, save, GetUpdate(run, number, statement))]
+
+    def _settle(self, concluded: Concluded) -> Effects:
+        """What became of values that were sent, the next model, and then whatever is still open from older rounds."""
+        update = concluded.update
+        if self.part is not None:
+            self.part.update = update
+            self._following = (concluded.next_round, concluded.state)
+        self._current = update.round
+        effects = [*self._judge(update), *self._follow(update)]
+        self._older = [pending for pending in self.state.memory.pending if pending.round < update.round]
+        return [*effects, *self._settle_older(concluded)]
+
+    def _judge(self, update: Update) -> Effects:
+        memory, fate = self.state.memory.settle(update)
+        if fate is None or fate is Fate.UNDECIDED:
+            return []
+        return [self._save(memory=memory), Report(Settled(update.round, fate))]
+
+    def _follow(self, update: Update) -> Effects:
+        """The next model from the update if this silo holds the one before; else it is fetched when needed."""
+        model = self.state.model
+        if update.outcome is not Outcome.APPLIED or model is None or model.version + 1 != update.model.version:
+            return []
+        agreed = self.part.agreed if self.part is not None else None
+        try:
+            indices = agreed[0].agreement.indices if agreed is not None else indices_of(update, model.vector.size)
+            return [self._save(model=model.follow(update, indices))]
+        except (RefusedError, InvalidInputError) as error:
+            self.state = replace(self.state, model=None)
+            return [Report(Remark("model_fetched_again", str(error), update.round))]
+
+    def _settle_older(self, answer: Concluded | Refusal) -> Effects:
+        """Proof may come later; after a while the values are given up, and counted."""
+        effects: Effects = []
+        if self.phase is Phase.SETTLING and isinstance(answer, Concluded):
+            effects += self._judge(answer.update)
+        if self._older:
+            pending = self._older.pop(0)
+            return [*effects, *self._ask(Phase.SETTLING, GetUpdate(pending.run, pending.round))]
+        for pending in self.state.memory.pending:
+            if self._current - pending.round > self._conduct.proof_rounds:
+                effects.append(self._save(memory=self.state.memory.give_up(pending.round)))
+                effects.append(Report(Settled(pending.round, Fate.GIVEN_UP)))
+        return [*effects, *self._end_round()]
+
+    def _end_round(self) -> Effects:
+        part, self.part = self.part, None
+        effects: Effects = []
+        if part is not None and part.update is not None:
+            self.speaking = self._announced = False  # a silo that was silent for a round counts as gone until it joins again
+            effects = [Report(RoundOver(part.manifest, part.update, self.state))]
+        if self._stopping is not None:
+            return [*effects, *self._end(self._stopping, polite=True)]
+        self._pause = FIRST_POLL_SECONDS
+        return [*effects, *self._go_on(*self._following)]
+
+    # The small steps that every action is made of.
+
+    @property
+    def _manifest(self) -> RoundManifest:
+        assert self.part is not None
+        return self.part.manifest
+
+    def _save(self, **parts: Any) -> Save:
+        self.state = replace(self.state, **parts)
+        self._saved = Save(self.state)
+        return self._saved
+
+    def _say(self, phase: Phase, save: Save, message: Speech, **details: object) -> Effects:
+        self.phase = phase
+        self._open.append(message)
+        return [save.send(message, **details)]
+
+    def _ask(self, phase: Phase, question: Question) -> Effects:
+        self.phase = phase
+        self._open.append(question)
+        return [Ask(question)]
+
+    def _generator(self) -> np.random.Generator:
+        """From the system's randomness: obfuscation and rounding must not be predictable."""
+        return np.random.default_rng(int.from_bytes(self._own.entropy(32), "little"))

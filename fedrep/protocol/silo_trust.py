@@ -1,0 +1,71 @@
+"""Whom a silo believes: signatures under manifests, and the certificates of its roster, judged by the silo itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from fedrep.errors import CryptoError, RefusedError
+from fedrep.protocol.manifests import (
+    RoundManifest,
+    RunManifest,
+    SignedRoundManifest,
+    SignedRunManifest,
+    SiloName,
+    round_manifest_message,
+    run_manifest_message,
+)
+from fedrep.protocol.silo_rules import PeerIdentity
+
+
+class Trust(Protocol):
+    """The federation's root as this silo knows it; certificates are judged by the clock of whoever made it."""
+
+    def member(self, chain: bytes, role: str) -> PeerIdentity:
+        """Who a PEM chain belongs to; CryptoError unless it is valid now, unrevoked and of that role."""
+        ...
+
+
+def check_run_signature(signed: SignedRunManifest, trust: Trust) -> RunManifest:
+    """The rules of a run count only with an admin's signature under them."""
+    try:
+        admin = trust.member(signed.certificate, "admin")
+        admin.verify_key.verify(signed.signature, run_manifest_message(signed.manifest))
+    except CryptoError as error:
+        raise RefusedError(f"the run manifest is not signed by an admin of this federation: {error}", reason="BAD_RUN") from error
+    return signed.manifest
+
+
+def check_round_signature(signed: SignedRoundManifest, certificate: bytes, trust: Trust) -> RoundManifest:
+    """`certificate` is what Join named; a server that renewed its own since then sends the new one along."""
+    try:
+        server = trust.member(signed.certificate or certificate, "server")
+        server.verify_key.verify(signed.signature, round_manifest_message(signed.manifest))
+    except CryptoError as error:
+        raise RefusedError(
+            f"the round manifest is not signed by this federation's server: {error}", reason="BAD_ROUND"
+        ) from error
+    return signed.manifest
+
+
+class Chains:
+    """Certificates of other silos, fetched once and judged anew every round."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, bytes] = {}
+
+    def unknown(self, manifest: RoundManifest) -> tuple[bytes, ...]:
+        return tuple(entry.fingerprint for entry in manifest.roster if entry.fingerprint not in self._known)
+
+    def learn(self, chains: Mapping[bytes, bytes]) -> None:
+        self._known.update(chains)
+
+    def peers(self, manifest: RoundManifest, trust: Trust) -> dict[SiloName, PeerIdentity]:
+        """Everyone in the roster whose certificate this silo could read; rule 2 refuses the round if one is missing or bad."""
+        peers = {}
+        for entry in manifest.roster:
+            try:
+                peers[entry.name] = trust.member(self._known.get(entry.fingerprint, b""), "silo")
+            except CryptoError:
+                self._known.pop(entry.fingerprint, None)  # it may have been renewed; ask again next time
+        return peers

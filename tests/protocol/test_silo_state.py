@@ -1,0 +1,73 @@
+"""What a silo's journal allows it to say: a proposal is charged once, and a false statement about a reveal is never made."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedrep.errors import RefusedError
+from fedrep.protocol.manifests import RoundManifest
+from fedrep.protocol.silo_presence import RosterWatch, Sessions
+from fedrep.protocol.silo_state import Journal
+from tests.protocol.federation import Federation
+
+
+def manifest_of(number: int) -> RoundManifest:
+    return replace(Federation.of(5).open_round(), round=number)
+
+
+def test_the_same_proposal_is_sent_again_free_of_charge_only_while_model_k_and_alpha_stay() -> None:
+    manifest = manifest_of(1)
+    drawn = np.arange(manifest.per_silo)
+    assert Journal().repeated_proposal(manifest) is None
+    journal = Journal().charged(manifest, drawn)
+    later = replace(manifest, round=2)
+    np.testing.assert_array_equal(journal.repeated_proposal(later), drawn)
+    assert journal.repeated_proposal(replace(later, per_silo=2)) is None
+    assert journal.repeated_proposal(replace(later, alpha=0.6)) is None
+    assert journal.repeated_proposal(replace(later, model_version=1)) is None
+
+
+def test_round_number_and_charge_are_one_change() -> None:
+    manifest = manifest_of(4)
+    journal = Journal().charged(manifest, np.arange(manifest.per_silo))
+    assert (journal.last_round, journal.ledger.rounds) == (4, 1)
+
+
+def test_a_silo_that_revealed_never_renounces_and_one_that_renounced_never_reveals() -> None:
+    journal = Journal().entered(3).revealing(3).renouncing(4)
+    assert not journal.may_renounce(3)
+    with pytest.raises(RefusedError, match="has revealed in round 3"):
+        journal.renouncing(3)
+    with pytest.raises(RefusedError, match="renounced revealing anything in round 4"):
+        journal.revealing(4)
+    assert journal.last_round == 4, "the round counts as spoken in, so no other message follows"
+    assert journal.renouncing(4) == journal
+
+
+def test_a_silo_that_has_to_leave_its_rounds_joins_again_after_growing_pauses() -> None:
+    watch = RosterWatch()
+    waits = []
+    for _ in range(4):
+        watch.left()
+        rounds = 0
+        while not watch.overlooked:
+            watch.absent()
+            rounds += 1
+        waits.append(rounds)
+        watch.joined()
+    assert waits == [1, 2, 4, 8]
+    watch.took_part()
+    watch.absent()
+    assert watch.overlooked
+
+
+def test_a_session_key_is_erased_once_a_manifest_lists_its_successor() -> None:
+    sessions = Sessions(secrets.token_bytes)
+    first, second = sessions.new(), sessions.new()
+    sessions.forget_before(second.public)
+    assert list(sessions.keys) == [second.public]
+    assert first.public not in sessions.keys
