@@ -286,7 +286,7 @@ class Problem:
     """`own` is a rule or policy of this silo; what the server said itself it need not hear again."""
 
     manifest: RoundManifest
-    text: str
+    error: FedrepError
     own: bool
 
 

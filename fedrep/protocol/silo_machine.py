@@ -347,7 +347,7 @@ class SiloMachine:
                 check_epsilon(manifest, self.state.journal.ledger, self._own.policy)
             except RefusedError as error:
                 self._stopping = error
-                return [Report(Problem(manifest, str(error), own=True)), *self._watch()]
+                return [Report(Problem(manifest, error, own=True)), *self._watch()]
         if not self._own.policy.trains_at(self._at.hour):
             return self._watch()
         if not self.state.memory.needs_training(model.version):
@@ -505,7 +505,7 @@ class SiloMachine:
     def _leave_round(self, refusal: Refusal) -> Effects:
         self._roster.left()
         if not refusal.said_by_server:
-            return [Report(Problem(self._manifest, str(refusal.error), own=True)), *self._conclude()]
+            return [Report(Problem(self._manifest, refusal.error, own=True)), *self._conclude()]
         return [Report(Remark("round_left", str(refusal.error), self._manifest.round)), *self._conclude()]
 
     def _obey(self, error: FedrepError) -> Effects:
@@ -518,7 +518,7 @@ class SiloMachine:
         if error.reason == "SESSION_KEY_LOST":
             self._sessions.forget_all()
             return [Report(Remark("sitting_out", str(error), self._manifest.round)), *self._announce(Phase.REJOINING)]
-        return [Report(Problem(self._manifest, str(error), own=True)), *self._conclude()]
+        return [Report(Problem(self._manifest, error, own=True)), *self._conclude()]
 
     # How the round ended.
 
@@ -531,7 +531,7 @@ class SiloMachine:
     def _lose_track(self, refusal: Refusal) -> Effects:
         """A manifest nobody signed, or a server that lost its latest rounds: what it says now is heard after a pause."""
         self.speaking = self._announced = False
-        news = [] if self.part is None else [Report(Problem(self._manifest, str(refusal.error), own=not refusal.said_by_server))]
+        news = [] if self.part is None else [Report(Problem(self._manifest, refusal.error, own=not refusal.said_by_server))]
         return [*news, *self._idle(POLL_SECONDS)]
 
     def _learn_outcome(self, concluded: Concluded) -> Effects:

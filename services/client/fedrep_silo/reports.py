@@ -75,8 +75,8 @@ class Reports:
                 await self._submitted(manifest, clip_rate)
             case RunRefused(run, last_round, error):
                 await self._refused_run(run, last_round, error)
-            case Problem(manifest, text, own):
-                await self._problem(manifest, text, own=own)
+            case Problem(manifest, error, own):
+                await self._problem(manifest, str(error), own=own)
             case FailedTraining(manifest, text):
                 await self._training_failed(manifest, text)
             case Settled(round_number, fate):

@@ -1,0 +1,123 @@
+"""One silo's machine with everything around it played by hand: a disk that keeps what was saved, a wire that keeps what was said.
+
+`fuse` counts every moment at which a process can die: before each effect, and between two files of one save.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from fedrep.protocol.silo_effects import (
+    Answer,
+    Answered,
+    Ask,
+    Effect,
+    Event,
+    Moment,
+    News,
+    Problem,
+    Report,
+    Request,
+    RunRefused,
+    Save,
+    Send,
+    Started,
+    Stop,
+    TimePassed,
+    Train,
+    Wait,
+)
+from fedrep.protocol.silo_machine import SiloMachine
+from fedrep.protocol.silo_state import SiloState
+
+
+class Killed(Exception):  # noqa: N818 - nothing is wrong: this is what the test asked for
+    """kill -9: whatever was not saved is gone."""
+
+
+class Player:
+    def __init__(self, make: Callable[[SiloState], SiloMachine], state: SiloState) -> None:
+        self._make = make
+        self.disk = state
+        self.fuse: int | None = None
+        self.moments = 0
+        self.wire: list[Request] = []
+        self.restart()
+
+    def restart(self) -> None:
+        """A new process over what the disk holds. What was on its way to nobody is lost."""
+        self.machine = self._make(self.disk)
+        self.waiting: list[Request] = []
+        self.train: Train | None = None
+        self.wait: Wait | None = None
+        self.news: list[News] = []
+        self.stopped: Stop | None = None
+
+    def start(self) -> None:
+        self.feed(Started())
+
+    def feed(self, event: Event) -> list[Effect]:
+        effects = self.machine.receive(event, Moment())
+        for effect in effects:
+            self._moment()
+            self._carry_out(effect)
+        return effects
+
+    def answer(self, kind: type, answer: Answer) -> list[Effect]:
+        """To the request of that kind that is waiting."""
+        request = next(request for request in self.waiting if isinstance(request, kind))
+        self.waiting = [each for each in self.waiting if each is not request]
+        return self.feed(Answered(request, answer))
+
+    def waits_for(self, kind: type) -> bool:
+        return any(isinstance(request, kind) for request in self.waiting)
+
+    def time_passes(self) -> None:
+        assert self.wait is not None
+        wait, self.wait = self.wait, None
+        self.feed(TimePassed(wait))
+
+    def complaint(self) -> Problem | RunRefused | None:
+        """What this silo's own rules refused last, if that is the last thing it said."""
+        found = [news for news in self.news if isinstance(news, Problem | RunRefused)]
+        return found[-1] if found else None
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case Save(state):
+                self._write(state)
+            case Send(message, needs):
+                self._write(needs.state)
+                self.wire.append(message)
+                self.waiting.append(message)
+            case Ask(question):
+                self.waiting.append(question)
+            case Train():
+                self.train = effect
+            case Wait():
+                self.wait = effect
+            case Report(news):
+                self.news.append(news)
+            case Stop():
+                self.stopped = effect
+
+    def _write(self, state: SiloState) -> None:
+        """Part after part, as `StateFolder.write` does; an update that was not submitted is not written."""
+        disk = self.disk
+        if state.journal is not disk.journal:
+            self.disk = replace(self.disk, journal=state.journal)
+            self._moment()
+        if not state.memory.lasts_like(disk.memory) or state.trainer is not disk.trainer:
+            memory = replace(state.memory, update=None, trained_version=state.memory.lasting_version)
+            self.disk = replace(self.disk, memory=memory, trainer=state.trainer)
+            self._moment()
+        if state.model is not None and state.model is not disk.model:
+            self.disk = replace(self.disk, model=state.model)
+            self._moment()
+
+    def _moment(self) -> None:
+        self.moments += 1
+        if self.fuse is not None and self.moments > self.fuse:
+            self.fuse = None
+            raise Killed
