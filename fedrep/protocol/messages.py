@@ -244,28 +244,3 @@ class Aborted:
 
 
 Event = Proposal | Submission | Confirmation | Reveal | DeadlinePassed | Aborted
-
-
-@dataclass(frozen=True, slots=True)
-class PhaseStarted:
-    """The driver arms the phase's timer and wakes whoever waited for what the previous phase produced."""
-
-    phase: Phase
-
-
-@dataclass(frozen=True, slots=True)
-class Noted:
-    """A line for the event log. Never a value, a share or a seed."""
-
-    kind: str
-    text: str
-    silo: SiloName | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RoundEnded:
-    outcome: Outcome
-    reason: str
-
-
-Effect = PhaseStarted | Noted | RoundEnded

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,15 +30,11 @@ from fedrep.protocol.messages import (
     Confirmation,
     Consensus,
     DeadlinePassed,
-    Effect,
     Event,
-    Noted,
     Outcome,
     Phase,
-    PhaseStarted,
     Proposal,
     Reveal,
-    RoundEnded,
     Secret,
     Signatures,
     Submission,
@@ -48,6 +43,7 @@ from fedrep.protocol.messages import (
     consensus_context,
 )
 from fedrep.protocol.opening import Combined, combine_buffers, masks_left_in_sum, open_buffer
+from fedrep.protocol.round_effects import Effect, Noted, PhaseStarted, RoundEnded, RoundResult
 from fedrep.protocol.server_rules import (
     check_confirmation,
     check_header,
@@ -60,23 +56,6 @@ from fedrep.protocol.share_book import ShareBook
 from fedrep.protocol.silo_rules import openable_buffers
 from fedrep.secagg.keys import VerifyKey
 from fedrep.sparsify import union
-
-
-@dataclass(frozen=True, slots=True)
-class RoundResult:
-    """What the driver commits: the aggregate on I if the round was applied, and what happened either way."""
-
-    outcome: Outcome
-    reason: str
-    indices: NDArray[np.int64]
-    coordinates: bytes
-    survivors: SurvivorSet | None
-    confirmations: Signatures
-    opened: tuple[int, ...]
-    combined: Combined | None
-    report: RoundReport
-    assignment: Assignment
-    discarded: Mapping[int, str]
 
 
 class ServerRound:
@@ -356,7 +335,7 @@ class ServerRound:
         )
         self._sums = {}
         self._book.forget()
-        return [RoundEnded(outcome, reason), PhaseStarted(Phase.DONE)]
+        return [RoundEnded(self.result)]
 
     def _report(self) -> RoundReport:
         """Who let a buffer down. A round that closes early accuses nobody of what it did not wait for."""

@@ -19,9 +19,10 @@ from fedrep.protocol.manifests import (
     SiloName,
     session_key_message,
 )
-from fedrep.protocol.messages import DeadlinePassed, Effect, Evidence, Outcome, Phase, Signatures, Update
+from fedrep.protocol.messages import DeadlinePassed, Evidence, Outcome, Phase, Signatures, Update
 from fedrep.protocol.model_state import ServerModel, model_hash
 from fedrep.protocol.preflight import default_colluders, default_min_survivors, default_quorum
+from fedrep.protocol.round_effects import Effect
 from fedrep.protocol.server_round import ServerRound
 from fedrep.protocol.silo_round import Confirmed, Membership, Observing, Proposed, Ready, Revealed, Submitted
 from fedrep.protocol.silo_rules import PeerIdentity, Policy

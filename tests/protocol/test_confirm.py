@@ -14,13 +14,12 @@ from fedrep.protocol.messages import (
     DeadlinePassed,
     Outcome,
     Phase,
-    PhaseStarted,
     Reveal,
-    RoundEnded,
     SurvivorSet,
     confirmation_message,
     submission_message,
 )
+from fedrep.protocol.round_effects import PhaseStarted, RoundEnded
 from tests.protocol.federation import Federation, Silo
 from tests.protocol.refusal import abort, assert_ignored, assert_refused, but, message_of, other_deadlines
 from tests.protocol.test_propose import proposal_of
@@ -161,9 +160,10 @@ def test_one_confirmation_below_the_threshold_skips_the_round_and_keeps_the_sign
     federation.effects.clear()
     federation.deadline()
     reason = "4 holders confirmed the survivors, 5 are needed"
-    assert federation.effects == [RoundEnded(Outcome.SKIPPED, reason), PhaseStarted(Phase.DONE)]
     result = federation.round.result
     assert result is not None
+    assert federation.effects == [RoundEnded(result)]
+    assert (result.outcome, result.reason) == (Outcome.SKIPPED, reason)
     assert result.survivors == federation.round.survivors()
     assert len(result.confirmations) == 4
     assert result.report.failed == frozenset()
@@ -213,7 +213,10 @@ def test_an_abort_blames_those_who_did_not_submit_and_nobody_else() -> None:
     for silo in federation.members[1:]:
         federation.submit(silo)
     federation.deadline()
-    assert federation.round.receive(abort("shutdown"))[0] == RoundEnded(Outcome.SKIPPED, "shutdown")
-    assert federation.round.result is not None
-    assert federation.round.result.report.failed == {federation.members[0].name}
-    assert federation.round.result.survivors is not None
+    effects = federation.round.receive(abort("shutdown"))
+    result = federation.round.result
+    assert result is not None
+    assert effects == [RoundEnded(result)]
+    assert (result.outcome, result.reason) == (Outcome.SKIPPED, "shutdown")
+    assert result.report.failed == {federation.members[0].name}
+    assert result.survivors is not None

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from docs.tools.state_diagram import BEGIN, END, PAGE, diagram, edges, page_with
-from fedrep.protocol.messages import Effect, Event, Phase
+from fedrep.protocol.messages import Event, Phase
+from fedrep.protocol.round_effects import Effect
 from fedrep.protocol.server_round import ServerRound
 from tests.protocol.federation import Federation
 from tests.protocol.refusal import abort

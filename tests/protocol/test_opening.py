@@ -13,10 +13,10 @@ import fedrep.protocol.opening as opening
 import fedrep.protocol.server_round as server_round
 from fedrep.aggregators import AGGREGATORS, Aggregate
 from fedrep.errors import CryptoError, InvalidInputError, SettingsError
-from fedrep.protocol.messages import Noted, Outcome, Phase, RoundEnded, Secret, Survivor, SurvivorSet
+from fedrep.protocol.messages import Outcome, Phase, Secret, Survivor, SurvivorSet
 from fedrep.protocol.opening import Combined, combine_buffers, configured_rule, recover, share_matches
 from fedrep.protocol.preflight import preflight
-from fedrep.protocol.server_round import RoundResult
+from fedrep.protocol.round_effects import Noted, RoundEnded, RoundResult
 from fedrep.quantize import RingFormat, open_mean
 from fedrep.secagg import shamir
 from tests.protocol.byzantine import garbage_shares, propose_with_bad_shares, submit_random_values
@@ -202,7 +202,7 @@ def test_two_spoiled_buffers_of_four_leave_too_few_to_open() -> None:
     result = play_on(federation)
     reason = "2 buffers could be opened, 3 are needed"
     assert (result.outcome, result.reason, result.opened, result.combined) == (Outcome.SKIPPED, reason, (), None)
-    assert RoundEnded(Outcome.SKIPPED, reason) in federation.effects
+    assert RoundEnded(result) in federation.effects
 
 
 def test_fewer_opened_buffers_than_2f_plus_1_are_written_to_the_log() -> None:

@@ -19,17 +19,15 @@ from fedrep.errors import (
 from fedrep.protocol.manifests import RunHash, SiloName
 from fedrep.protocol.messages import (
     DeadlinePassed,
-    Noted,
     Outcome,
     Phase,
-    PhaseStarted,
     Proposal,
     Reveal,
     RevealedShare,
-    RoundEnded,
     Secret,
     Submission,
 )
+from fedrep.protocol.round_effects import Noted, RoundEnded
 from tests.protocol.byzantine import garbage_shares
 from tests.protocol.federation import Federation, Silo
 from tests.protocol.refusal import abort, assert_ignored, assert_refused, but, message_of, other_deadlines
@@ -267,9 +265,10 @@ def test_an_abort_blames_nobody_for_what_it_did_not_wait_for() -> None:
     federation.until(Phase.REVEAL)
     federation.reveal(federation.members[0])
     effects = federation.round.receive(abort("shutdown"))
-    assert effects == [RoundEnded(Outcome.SKIPPED, "shutdown"), PhaseStarted(Phase.DONE)]
     result = federation.round.result
     assert result is not None
+    assert effects == [RoundEnded(result)]
+    assert (result.outcome, result.reason) == (Outcome.SKIPPED, "shutdown")
     assert result.report.failed == frozenset()
     assert result.survivors is not None
     assert len(result.confirmations) == 6

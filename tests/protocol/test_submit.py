@@ -20,17 +20,15 @@ from fedrep.protocol.manifests import RunHash, SiloName
 from fedrep.protocol.messages import (
     Confirmation,
     DeadlinePassed,
-    Noted,
     Outcome,
     Phase,
-    PhaseStarted,
     Proposal,
     Reveal,
-    RoundEnded,
     Submission,
     consensus_context,
     submission_message,
 )
+from fedrep.protocol.round_effects import Noted, PhaseStarted, RoundEnded
 from tests.protocol.federation import Federation, Silo
 from tests.protocol.refusal import abort, assert_ignored, assert_refused, but, message_of, other_deadlines
 from tests.protocol.test_propose import proposal_of
@@ -188,8 +186,10 @@ def test_an_abort_skips_the_round_and_blames_nobody() -> None:
     federation = Federation.of(5)
     server = federation.until(Phase.SUBMIT)
     federation.submit(federation.members[0])
-    assert server.receive(abort("shutdown")) == [RoundEnded(Outcome.SKIPPED, "shutdown"), PhaseStarted(Phase.DONE)]
+    effects = server.receive(abort("shutdown"))
     assert server.result is not None
+    assert effects == [RoundEnded(server.result)]
+    assert (server.result.outcome, server.result.reason) == (Outcome.SKIPPED, "shutdown")
     assert server.result.survivors is None
     assert server.result.report.failed == frozenset()
 

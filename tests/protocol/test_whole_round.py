@@ -10,8 +10,9 @@ from time import perf_counter
 import numpy as np
 import pytest
 
-from fedrep.protocol.messages import Noted, Outcome, Phase, PhaseStarted, RoundEnded
+from fedrep.protocol.messages import Outcome, Phase
 from fedrep.protocol.preflight import preflight
+from fedrep.protocol.round_effects import Noted, PhaseStarted, RoundEnded
 from tests.protocol.byzantine import garbage_shares, propose_with_bad_shares, submit_random_values
 from tests.protocol.federation import Federation, Silo
 
@@ -50,7 +51,10 @@ def test_an_undisturbed_round_goes_through_its_phases_and_notes_nothing() -> Non
     federation = Federation.of(6)
     federation.play()
     phases = [PhaseStarted(phase) for phase in (Phase.SUBMIT, Phase.CONFIRM, Phase.REVEAL)]
-    assert federation.effects == [*phases, RoundEnded(Outcome.APPLIED, ""), PhaseStarted(Phase.DONE)]
+    result = federation.round.result
+    assert result is not None
+    assert federation.effects == [*phases, RoundEnded(result)]
+    assert (result.outcome, result.reason) == (Outcome.APPLIED, "")
 
 
 def test_over_many_rounds_sent_values_and_residuals_add_up_to_all_updates() -> None:

@@ -15,7 +15,8 @@ from fedrep.protocol.clip_range import ClipRange
 from fedrep.protocol.manifests import RunHash
 from fedrep.protocol.messages import Evidence, Outcome, Update
 from fedrep.protocol.model_state import ServerModel
-from fedrep.protocol.server_round import RoundResult, ServerRound
+from fedrep.protocol.round_effects import RoundResult
+from fedrep.protocol.server_round import ServerRound
 from fedrep_server.store.rows import BufferRow, LedgerEntry, RoundRow, SiloRoundRow, Traffic
 
 
@@ -68,6 +69,7 @@ class Clock:
 
 def close_round(
     machine: ServerRound,
+    result: RoundResult,
     model: ServerModel,
     attendance: Attendance,
     clip_range: ClipRange,
@@ -78,8 +80,6 @@ def close_round(
     traffic: Mapping[str, Traffic],
 ) -> ClosedRound:
     """`repeated` names silos that sent the same coordinates as in their last proposal: those cost no new epsilon."""
-    result = machine.result
-    assert result is not None
     descent, norm, largest = None, None, 0.0
     if result.outcome is Outcome.APPLIED and result.combined is not None:
         model, descent = model.apply(result.indices, result.coordinates, result.combined.vector, machine.run.downlink_bits)

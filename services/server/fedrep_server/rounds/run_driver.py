@@ -21,21 +21,18 @@ from fedrep.protocol.messages import (
     Confirmation,
     Consensus,
     DeadlinePassed,
-    Effect,
     Event,
-    Noted,
     Outcome,
     Phase,
-    PhaseStarted,
     Proposal,
     Reveal,
-    RoundEnded,
     Signatures,
     Submission,
     SurvivorSet,
     Update,
 )
 from fedrep.protocol.model_state import ServerModel
+from fedrep.protocol.round_effects import Effect, Noted, PhaseStarted, RoundEnded, RoundResult
 from fedrep.protocol.server_round import ServerRound
 from fedrep.protocol.server_rules import check_member
 from fedrep.secagg.keys import VerifyKey
@@ -272,10 +269,10 @@ class RunDriver:
                 case Noted(kind, text, silo):
                     severity = "alert" if kind in ("discarded", "robustness") else "warning"
                     notes.append(NewEvent(time.time(), kind, text, severity, current.number, silo or ""))
-                case RoundEnded():
-                    pass  # the phase DONE that follows closes it
-        if current.machine.phase is Phase.DONE and self.open is current:
-            await self._close(current, notes)
+                case RoundEnded(result):
+                    current.marks.append(time.time())
+                    self._disarm(current)
+                    await self._close(current, result, notes)
         if effects:
             self._bell.ring()
         if notes and current.machine.phase is not Phase.DONE:
@@ -289,12 +286,13 @@ class RunDriver:
             log.warning("events_lost", run=self.manifest.name, events=[note.text for note in notes], problem=str(error))
 
     def _arm(self, current: OpenRound, phase: Phase) -> None:
-        if current.timer is not None and current.timer is not asyncio.current_task():
-            current.timer.cancel()
-        if phase is Phase.DONE:
-            return
+        self._disarm(current)
         seconds: float = getattr(self.manifest.deadlines, phase.value)
         current.timer = asyncio.create_task(self._time_out(current, phase, seconds))
+
+    def _disarm(self, current: OpenRound) -> None:
+        if current.timer is not None and current.timer is not asyncio.current_task():
+            current.timer.cancel()
 
     async def _time_out(self, current: OpenRound, phase: Phase, seconds: float) -> None:
         await asyncio.sleep(seconds)
@@ -302,9 +300,9 @@ class RunDriver:
             if self.open is current and current.machine.phase is phase:
                 await self._receive(current, DeadlinePassed(phase))
 
-    async def _close(self, current: OpenRound, notes: list[NewEvent]) -> None:
+    async def _close(self, current: OpenRound, result: RoundResult, notes: list[NewEvent]) -> None:
         """Commit, then answer, then go on. A database that is away is waited for: nobody hears of what is not on disk."""
-        closed = await asyncio.to_thread(self._closed, current)
+        closed = await asyncio.to_thread(self._closed, current, result)
         pause = 0.5
         while True:
             try:
@@ -332,9 +330,10 @@ class RunDriver:
             log.error("stop_rules_not_checked", run=self.manifest.name, problem=str(error))
         self._gather(at_once=True)
 
-    def _closed(self, current: OpenRound) -> ClosedRound:
+    def _closed(self, current: OpenRound, result: RoundResult) -> ClosedRound:
         return close_round(
             current.machine,
+            result,
             self.model,
             self.attendance,
             self.clip_range,

@@ -1,0 +1,57 @@
+"""What a round on the server asks of whoever drives it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrep.protocol.attendance import RoundReport
+from fedrep.protocol.manifests import SiloName
+from fedrep.protocol.messages import Assignment, Outcome, Phase, Signatures, SurvivorSet
+from fedrep.protocol.opening import Combined
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseStarted:
+    """The driver arms the phase's timer and wakes whoever waited for what the previous phase produced."""
+
+    phase: Phase
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """A line for the event log. Never a value, a share or a seed."""
+
+    kind: str
+    text: str
+    silo: SiloName | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RoundResult:
+    """What is committed: the aggregate on I if the round was applied, and what happened either way."""
+
+    outcome: Outcome
+    reason: str
+    indices: NDArray[np.int64]
+    coordinates: bytes
+    survivors: SurvivorSet | None
+    confirmations: Signatures
+    opened: tuple[int, ...]
+    combined: Combined | None
+    report: RoundReport
+    assignment: Assignment
+    discarded: Mapping[int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class RoundEnded:
+    """The last effect of a round; its timer is of no use any more."""
+
+    result: RoundResult
+
+
+Effect = PhaseStarted | Noted | RoundEnded
