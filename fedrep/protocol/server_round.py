@@ -8,7 +8,9 @@ what rests here is that one silo can spoil its own buffer and never a round.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,34 +97,12 @@ class ServerRound:
         self._aborted = False
 
     def receive(self, event: Event) -> list[Effect]:
-        """The transition table of docs/protocol.md."""
-        match self.phase, event:
-            case _, (Proposal() | Submission() | Confirmation() | Reveal()) if self._is_resend(event):
-                return []  # the answer was lost, whatever has happened since
-            case Phase.PROPOSE, Proposal():
-                return self._add_proposal(event)
-            case Phase.PROPOSE, DeadlinePassed(Phase.PROPOSE):
-                return self._fix_consensus()
-            case Phase.SUBMIT, Submission():
-                return self._add_submission(event)
-            case Phase.SUBMIT, DeadlinePassed(Phase.SUBMIT):
-                return self._fix_survivors()
-            case Phase.CONFIRM, Confirmation():
-                return self._add_confirmation(event)
-            case Phase.CONFIRM, DeadlinePassed(Phase.CONFIRM):
-                return self._end_unconfirmed()
-            case Phase.REVEAL, Confirmation():
-                return self._keep_confirmation(event)
-            case Phase.REVEAL, Reveal():
-                return self._add_reveal(event)
-            case Phase.REVEAL, DeadlinePassed(Phase.REVEAL):
-                return self._open()
-            case ((Phase.PROPOSE | Phase.SUBMIT | Phase.CONFIRM | Phase.REVEAL), Aborted()):
-                return self._abort(event.reason)
-            case _, DeadlinePassed():
-                return []  # a timer that fired after its phase was over
-            case _:
-                raise OutOfPhaseError(f"{type(event).__name__} arrived during {self.phase.name}")
+        if any(isinstance(event, row.events) and row.when(self, event) for row in IGNORED):
+            return []
+        row = TRANSITIONS.get((self.phase, type(event)))
+        if row is None:
+            raise OutOfPhaseError(f"{type(event).__name__} arrived during {self.phase.name}")
+        return row.action(self, event)
 
     @property
     def proposed(self) -> frozenset[SiloName]:
@@ -156,6 +136,9 @@ class ServerRound:
 
     def confirmations(self) -> Signatures:
         return tuple(sorted(self._confirmations.items()))
+
+    def _is_late_timer(self, event: DeadlinePassed) -> bool:
+        return event.phase is not self.phase or self.phase is Phase.DONE
 
     def _is_resend(self, event: Proposal | Submission | Confirmation | Reveal) -> bool:
         """Whether the same bytes were accepted before; a conflicting message is refused, whatever the phase."""
@@ -309,9 +292,9 @@ class ServerRound:
             )
         ]
 
-    def _abort(self, reason: str) -> list[Effect]:
+    def _abort(self, event: Aborted) -> list[Effect]:
         self._aborted = True
-        return self._end(Outcome.SKIPPED, reason)
+        return self._end(Outcome.SKIPPED, event.reason)
 
     def _start(self, phase: Phase) -> list[Effect]:
         self.phase = phase
@@ -354,3 +337,45 @@ class ServerRound:
 def _submission_key(submission: Submission) -> tuple[bytes, bytes]:
     """What stands for a submission once its values went into the sum."""
     return hashlib.sha256(submission.masked).digest(), submission.signature
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """`to` names every phase that the action may leave the round in."""
+
+    to: tuple[Phase, ...]
+    action: Callable[[ServerRound, Any], list[Effect]]
+
+
+# Every way through a round. What stands neither here nor in IGNORED is refused with OutOfPhaseError, and changes nothing.
+# docs/protocol.md draws its diagram from this table.
+TRANSITIONS: dict[tuple[Phase, type[Event]], Transition] = {
+    (Phase.PROPOSE, Proposal): Transition((Phase.PROPOSE, Phase.SUBMIT, Phase.DONE), ServerRound._add_proposal),
+    (Phase.PROPOSE, DeadlinePassed): Transition((Phase.SUBMIT, Phase.DONE), lambda round, _: round._fix_consensus()),
+    (Phase.PROPOSE, Aborted): Transition((Phase.DONE,), ServerRound._abort),
+    (Phase.SUBMIT, Submission): Transition((Phase.SUBMIT, Phase.CONFIRM), ServerRound._add_submission),
+    (Phase.SUBMIT, DeadlinePassed): Transition((Phase.CONFIRM,), lambda round, _: round._fix_survivors()),
+    (Phase.SUBMIT, Aborted): Transition((Phase.DONE,), ServerRound._abort),
+    (Phase.CONFIRM, Confirmation): Transition((Phase.CONFIRM, Phase.REVEAL, Phase.DONE), ServerRound._add_confirmation),
+    (Phase.CONFIRM, DeadlinePassed): Transition((Phase.DONE,), lambda round, _: round._end_unconfirmed()),
+    (Phase.CONFIRM, Aborted): Transition((Phase.DONE,), ServerRound._abort),
+    (Phase.REVEAL, Confirmation): Transition((Phase.REVEAL,), ServerRound._keep_confirmation),
+    (Phase.REVEAL, Reveal): Transition((Phase.REVEAL, Phase.DONE), ServerRound._add_reveal),
+    (Phase.REVEAL, DeadlinePassed): Transition((Phase.DONE,), lambda round, _: round._open()),
+    (Phase.REVEAL, Aborted): Transition((Phase.DONE,), ServerRound._abort),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """Events that are accepted in every phase, and change nothing, when `when` holds."""
+
+    events: tuple[type[Event], ...]
+    when: Callable[[ServerRound, Any], bool]
+    words: str
+
+
+IGNORED = (
+    Ignored((Proposal, Submission, Confirmation, Reveal), ServerRound._is_resend, "sent again with the same bytes"),
+    Ignored((DeadlinePassed,), ServerRound._is_late_timer, "of another phase"),
+)
