@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrep.coding import decode_coordinates, decode_values
-from fedrep.errors import CryptoError, InvalidInputError, UnknownSiloError, WrongRoundError
-from fedrep.protocol.manifests import RoundManifest, SiloName, session_key_message
+from fedrep.errors import CryptoError, InvalidInputError, OutOfPhaseError, UnknownSiloError, WrongRoundError
+from fedrep.protocol.manifests import RoundManifest, RunHash, SiloName, session_key_message
 from fedrep.protocol.messages import (
     Confirmation,
     Proposal,
@@ -37,7 +37,7 @@ def check_member(silo: SiloName, manifest: RoundManifest) -> None:
         raise UnknownSiloError(f"{silo!r} is not in the roster of round {manifest.round}; join and wait for the next round")
 
 
-def check_header(message: Proposal | Submission | Confirmation | Reveal | Statement, manifest: RoundManifest) -> None:
+def check_header(message: Proposal | Submission | Confirmation | Reveal, manifest: RoundManifest) -> None:
     """Roster silo, right run, right round."""
     check_member(message.silo, manifest)
     if message.run != manifest.run:
@@ -102,10 +102,14 @@ def check_reveal(reveal: Reveal, wanted: Mapping[SiloName, Secret]) -> None:
             raise InvalidInputError(f"nobody asked for a {share.secret.value} share of {share.dealer!r}", reason="UNWANTED_SHARE")
 
 
-def check_statement(statement: Statement, manifest: RoundManifest, keys: VerifyKeys) -> None:
-    check_header(statement, manifest)
+def check_statement(statement: Statement, run: RunHash, last_round: int, key: VerifyKey) -> None:
+    """About a round of this run that is over. Who held shares in it is judged by the silos, which have its manifest."""
+    if statement.run != run:
+        raise WrongRoundError("the statement is about another run", reason="WRONG_RUN")
+    if statement.round > last_round:
+        raise OutOfPhaseError(f"round {statement.round} is not over; no statement about it is needed yet")
     message = statement_message(statement.run, statement.round, statement.silo)
-    _verify(keys, statement.silo, statement.signature, message, "the statement")
+    _verify({statement.silo: key}, statement.silo, statement.signature, message, "the statement")
 
 
 def _verify(keys: VerifyKeys, silo: SiloName, signature: bytes, message: bytes, what: str) -> None:

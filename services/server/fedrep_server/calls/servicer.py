@@ -9,7 +9,8 @@ from typing import Any
 
 from fedrep.errors import CryptoError, DecodeError, OutOfPhaseError, UnknownSiloError
 from fedrep.protocol.manifests import MAX_HOLDERS, RosterEntry, SiloName, session_key_message
-from fedrep.protocol.messages import Update, statement_message
+from fedrep.protocol.messages import Update
+from fedrep.protocol.server_rules import check_statement
 from fedrep.secagg.keys import check_agreement_public
 from fedrep.wire import codec
 from fedrep.wire.chunks import Assembler, cut_into_chunks
@@ -157,13 +158,7 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
             raise UnknownSiloError("a silo gives only its own statement", reason="NOT_YOUR_STATEMENT")
         if peer.identity.role is not Role.SILO:
             raise UnknownSiloError("only silos hold shares, so only they can state something about them", reason="NOT_A_HOLDER")
-        if request.round > driver.last_round:
-            raise OutOfPhaseError(f"round {request.round} is not over; no statement about it is needed yet")
-        message = statement_message(statement.run, statement.round, statement.silo)
-        try:
-            peer.verify_key.verify(statement.signature, message)
-        except CryptoError as error:
-            raise CryptoError("the statement is not validly signed", reason="BAD_SIGNATURE") from error
+        check_statement(statement, driver.run, driver.last_round, peer.verify_key)
         await self._coordinator.keep_statement(driver, statement)
 
     async def _with_statements(self, driver: RunDriver, update: Update) -> Update:
