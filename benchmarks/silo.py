@@ -21,9 +21,10 @@ from rich.table import Table
 
 from benchmarks.measuring import Work, interleaved
 from fedrep.coding import decode_coordinates, encode_coordinates
-from fedrep.protocol.manifests import RunHash, share_threshold
+from fedrep.protocol.manifests import RunHash
 from fedrep.protocol.messages import Outcome, Update
 from fedrep.protocol.model_state import ModelState, ServerModel
+from fedrep.protocol.thresholds import share_threshold
 from fedrep.quantize import RingFormat, quantize, value_bits
 from fedrep.secagg import shamir
 from fedrep.secagg.keys import AgreementKey, SecretBytes, generate_signing_key

@@ -35,13 +35,17 @@ def cut(ordered_names: Sequence[Name], buffer_size: int) -> tuple[tuple[Name, ..
     return tuple(groups)
 
 
+def number_of_buffers(count: int, buffer_size: int) -> int:
+    return count // buffer_size
+
+
 def sizes(count: int, buffer_size: int) -> list[int]:
     """The sizes of the floor(count / buffer_size) buffers, largest first."""
     if buffer_size < 1:
         raise InvalidInputError(f"A buffer holds at least one silo, not {buffer_size}.")
     if count < buffer_size:
         raise InvalidInputError(f"{count} silos cannot fill one buffer of {buffer_size}; wait for more or lower the size.")
-    number = count // buffer_size
+    number = number_of_buffers(count, buffer_size)
     smaller, extra = divmod(count, number)
     return [smaller + 1] * extra + [smaller] * (number - extra)
 

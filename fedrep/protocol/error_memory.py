@@ -16,10 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrep.errors import CryptoError, InvalidInputError
-from fedrep.protocol.manifests import RunHash, SiloName, share_threshold
+from fedrep.protocol.manifests import RunHash, SiloName
 from fedrep.protocol.messages import Outcome, Statement, SurvivorSet, Update, statement_message
 from fedrep.protocol.silo_round import Submitted
-from fedrep.protocol.silo_rules import count_confirmations, openable_buffers
+from fedrep.protocol.silo_rules import count_confirmations
+from fedrep.protocol.thresholds import openable_buffers, share_threshold
 from fedrep.secagg.keys import VerifyKey
 from fedrep.sparsify import residual as rest
 
@@ -168,7 +169,7 @@ def _proved_closed_by_survivors(pending: Pending, update: Update) -> bool:
 
 
 def _opens(pending: Pending, survivors: SurvivorSet) -> bool:
-    openable = openable_buffers(survivors, pending.min_survivors, pending.byzantine)
+    openable = openable_buffers(survivors.buffers, pending.min_survivors, pending.byzantine)
     return pending.place in openable and pending.silo in survivors.names()
 
 

@@ -10,12 +10,11 @@ from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any, NewType
 
+from fedrep.protocol.thresholds import share_threshold
 from fedrep.secagg.transcript import Field, digest
 
 SiloName = NewType("SiloName", str)
 RunHash = NewType("RunHash", bytes)
-
-MAX_HOLDERS = 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,16 +122,6 @@ class SignedRoundManifest:
     manifest: RoundManifest
     signature: bytes
     certificate: bytes = b""
-
-
-def share_threshold(holders: int) -> int:
-    """t: more than two thirds of the holders, so that two sets of t share honest ones."""
-    return 2 * holders // 3 + 1
-
-
-def buffers_needed(byzantine: int) -> int:
-    """o_min: with f attackers fewer opened buffers could all be theirs, or tell too much about the rest."""
-    return 1 if byzantine == 0 else max(byzantine + 1, 3)
 
 
 def session_key_message(run: bytes, key: bytes) -> bytes:

@@ -7,24 +7,21 @@ import math
 import numpy as np
 
 from fedrep.aggregators import AGGREGATORS, conditions
-from fedrep.buffers import largest_buffer
+from fedrep.buffers import largest_buffer, number_of_buffers
 from fedrep.errors import FedrepError
-from fedrep.protocol.manifests import MAX_HOLDERS, RunManifest, SiloName, buffers_needed, share_threshold
+from fedrep.protocol.manifests import RunManifest, SiloName
 from fedrep.protocol.messages import Survivor, SurvivorSet
 from fedrep.protocol.opening import aggregator_options, combine_buffers
+from fedrep.protocol.thresholds import (
+    buffers_needed,
+    buffers_to_be_robust,
+    holders_in_common,
+    least_min_survivors,
+    least_quorum,
+    share_threshold,
+)
 from fedrep.quantize import LARGEST_RANGE, SMALLEST_RANGE, check_bit_budget, value_bits
-
-
-def default_quorum(silos: int, buffer_size: int, byzantine: int) -> int:
-    return max(share_threshold(silos), buffers_needed(byzantine) * buffer_size)
-
-
-def default_colluders(buffer_size: int) -> int:
-    return 0 if buffer_size <= 2 else 1
-
-
-def default_min_survivors(buffer_size: int, colluders: int) -> int:
-    return max(colluders + 2, buffer_size - 1)
+from fedrep.secagg.shamir import MAX_HOLDERS
 
 
 def preflight(run: RunManifest) -> list[str]:
@@ -81,28 +78,26 @@ def _holders(run: RunManifest) -> list[str]:
             f"f = {run.byzantine}: with {m} silos and a threshold of {t} shares at most {m - t} silos may stay silent; "
             "lower f or add silos"
         )
-    worst = min(2 * share_threshold(n) - n for n in range(run.quorum, m + 1))
+    worst = min(holders_in_common(roster) for roster in range(run.quorum, m + 1))
     if worst <= run.colluders + run.byzantine:
         problems.append(
             f"c + f = {run.colluders + run.byzantine}: two survivor sets could both be confirmed "
             f"(2t - m is {worst} for the worst roster); lower c or f, or add silos"
         )
-    needed = max(t, buffers_needed(run.byzantine) * run.buffer_size)
+    needed = least_quorum(m, run.buffer_size, run.byzantine)
     if run.quorum < needed:
         problems.append(
             f"quorum {run.quorum}: at least {needed} silos must propose (the share threshold is {t}, and "
             f"{buffers_needed(run.byzantine)} buffers of {run.buffer_size} must fill); raise the quorum or add silos"
         )
-    if run.min_survivors < run.colluders + 2:
-        problems.append(
-            f"min_survivors {run.min_survivors}: raise it to c + 2 = {run.colluders + 2}, or c colluders could read one silo"
-        )
+    if run.min_survivors < (least := least_min_survivors(run.colluders)):
+        problems.append(f"min_survivors {run.min_survivors}: raise it to c + 2 = {least}, or c colluders could read one silo")
     return problems
 
 
 def _buffers(run: RunManifest) -> list[str]:
     m, f = len(run.silos), run.byzantine
-    count = m // run.buffer_size
+    count = number_of_buffers(m, run.buffer_size)
     problems = []
     if run.min_survivors > run.buffer_size:
         problems.append(
@@ -113,10 +108,10 @@ def _buffers(run: RunManifest) -> list[str]:
             problems.append(
                 f"{run.aggregator} over one buffer is the plain mean: use smaller buffers, more silos, or aggregator = 'mean'"
             )
-        elif f >= 1 and count < max(2 * f + 1, f + 3):
+        elif f >= 1 and count < buffers_to_be_robust(f):
             problems.append(
                 f"{m} silos in buffers of {run.buffer_size} give {count} buffers; {run.aggregator} against f = {f} needs "
-                f"{max(2 * f + 1, f + 3)}: lower f or the buffer size, or add silos"
+                f"{buffers_to_be_robust(f)}: lower f or the buffer size, or add silos"
             )
     elif f >= 1:
         problems.append(f"the plain mean withstands no attacker: set byzantine_count = 0 or choose a robust rule (f = {f})")
@@ -151,7 +146,7 @@ def _coordinates(run: RunManifest) -> list[str]:
 def _aggregator(run: RunManifest) -> list[str]:
     if run.aggregator not in AGGREGATORS:
         return [f"aggregator {run.aggregator!r} is unknown: choose one of {', '.join(sorted(AGGREGATORS))}"]
-    buffers = len(run.silos) // run.buffer_size
+    buffers = number_of_buffers(len(run.silos), run.buffer_size)
     try:
         settings, pre = aggregator_options(run.aggregator_settings)
         problems = conditions(run.aggregator, buffers, run.byzantine, settings, pre)

@@ -19,12 +19,7 @@ from fedrep.buffers import cut
 from fedrep.coding import encode_coordinates
 from fedrep.errors import ConflictError, FedrepError, OutOfPhaseError
 from fedrep.protocol.attendance import RoundReport
-from fedrep.protocol.manifests import (
-    RoundManifest,
-    RunManifest,
-    SiloName,
-    buffers_needed,
-)
+from fedrep.protocol.manifests import RoundManifest, RunManifest, SiloName
 from fedrep.protocol.messages import (
     Aborted,
     Assigned,
@@ -55,7 +50,7 @@ from fedrep.protocol.server_rules import (
     check_submission,
 )
 from fedrep.protocol.share_book import ShareBook
-from fedrep.protocol.silo_rules import openable_buffers
+from fedrep.protocol.thresholds import buffers_needed, openable_buffers
 from fedrep.secagg.keys import VerifyKey
 from fedrep.sparsify import union
 
@@ -229,7 +224,7 @@ class ServerRound:
         return self._start(Phase.REVEAL)
 
     def _openable(self) -> frozenset[int]:
-        return openable_buffers(self.survivors(), self.run.min_survivors, self.run.byzantine)
+        return openable_buffers(self.survivors().buffers, self.run.min_survivors, self.run.byzantine)
 
     def _wanted(self, *numbers: int) -> dict[SiloName, Secret]:
         """The one secret that may be known of each proposer in these buffers."""

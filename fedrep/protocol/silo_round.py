@@ -46,8 +46,8 @@ from fedrep.protocol.silo_rules import (
     check_run,
     check_survivors,
     count_confirmations,
-    openable_buffers,
 )
+from fedrep.protocol.thresholds import openable_buffers
 from fedrep.quantize import Quantized, RingFormat, quantize
 from fedrep.secagg import shamir
 from fedrep.secagg.keys import AgreementKey, Entropy, SecretBytes, SigningKey, commitment
@@ -312,7 +312,7 @@ class Confirmed:
         run = self.agreement.ready.member.run
         alive = self.survivors.names()
         shares = []
-        for number in sorted(openable_buffers(self.survivors, run.min_survivors, run.byzantine)):
+        for number in sorted(openable_buffers(self.survivors.buffers, run.min_survivors, run.byzantine)):
             for place in self.agreement.assignment[number]:
                 held = self.agreement.held.get(place.silo)
                 if held is None:

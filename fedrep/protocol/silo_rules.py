@@ -2,7 +2,7 @@
 
 They hold against a server that lies about keys, mates, dropouts and outcomes, as long as at most c silos help it:
 one proposal, consensus, submission, survivor set and reveal per round (rule 1, `Once`); who may be a mate (2); what U may be (3);
-what may be revealed (4); how small a sum may get (5); rounds only go up (6); the silo's own policy (7).
+what may be revealed (4, counted in `thresholds`); how small a sum may get (5); rounds only go up (6); the silo's own policy (7).
 """
 
 from __future__ import annotations
@@ -15,15 +15,7 @@ from numpy.typing import NDArray
 
 from fedrep.errors import CryptoError, RefusedError
 from fedrep.privacy import CoordinateRelease, Ledger, shown
-from fedrep.protocol.manifests import (
-    MAX_HOLDERS,
-    RoundManifest,
-    RunManifest,
-    SiloName,
-    buffers_needed,
-    session_key_message,
-    share_threshold,
-)
+from fedrep.protocol.manifests import RoundManifest, RunManifest, SiloName, session_key_message
 from fedrep.protocol.messages import (
     Assignment,
     Consensus,
@@ -33,7 +25,9 @@ from fedrep.protocol.messages import (
     confirmation_message,
     submission_message,
 )
+from fedrep.protocol.thresholds import holders_in_common, least_min_survivors, share_threshold
 from fedrep.secagg.keys import VerifyKey, check_agreement_public
+from fedrep.secagg.shamir import MAX_HOLDERS
 
 STATEMENT_ROUNDS = 1000
 
@@ -106,10 +100,10 @@ def check_run(run: RunManifest, policy: Policy, silo: str) -> None:
         problems.append("c and f cannot be negative")
     if run.min_survivors < policy.smallest_sum:
         problems.append(f"sums over {run.min_survivors} silos may be opened; this silo asks for at least {policy.smallest_sum}")
-    if run.min_survivors < run.colluders + 2:
+    if run.min_survivors < least_min_survivors(run.colluders):
         problems.append(
             f"min_survivors {run.min_survivors} with {run.colluders} colluders would show single values; "
-            f"at least {run.colluders + 2} is needed"
+            f"at least {least_min_survivors(run.colluders)} is needed"
         )
     if not policy.least_alpha <= run.alpha <= 1.0:  # written so that NaN is refused too
         problems.append(f"alpha {run.alpha} is not between the {policy.least_alpha} this silo asks for and 1")
@@ -174,7 +168,7 @@ def _check_round_terms(manifest: RoundManifest, run: RunManifest, policy: Policy
         problems.append(f"a roster of {m} is smaller than the {policy.smallest_roster} this silo asks for")
     if m == 0 or manifest.per_silo != manifest.coordinates // m or manifest.per_silo < 1:
         problems.append("k is not floor(K/m)")
-    if 2 * share_threshold(m) - m <= run.colluders + run.byzantine:
+    if holders_in_common(m) <= run.colluders + run.byzantine:
         problems.append(
             f"with {m} silos two sets of {share_threshold(m)} holders may share only the {run.colluders} colluders and "
             f"{run.byzantine} attackers, so two different survivor sets could both be confirmed"
@@ -333,12 +327,6 @@ def count_confirmations(
             continue
         valid.add(name)
     return len(valid)
-
-
-def openable_buffers(survivors: SurvivorSet, min_survivors: int, byzantine: int) -> frozenset[int]:
-    """Rule 4: the buffers about which anything may be revealed; none unless at least o_min reach min_survivors."""
-    reached = frozenset(n for n, buffer in enumerate(survivors.buffers) if len(buffer) >= min_survivors)
-    return reached if len(reached) >= buffers_needed(byzantine) else frozenset()
 
 
 def may_state(round_number: int, *, last_round: int, revealed: Collection[int]) -> bool:

@@ -21,11 +21,11 @@ from fedrep.protocol.manifests import (
 )
 from fedrep.protocol.messages import DeadlinePassed, Evidence, Outcome, Phase, Signatures, Update
 from fedrep.protocol.model_state import ServerModel, model_hash
-from fedrep.protocol.preflight import default_colluders, default_min_survivors, default_quorum
 from fedrep.protocol.round_effects import Effect
 from fedrep.protocol.server_round import ServerRound
 from fedrep.protocol.silo_round import Confirmed, Membership, Observing, Proposed, Ready, Revealed, Submitted
 from fedrep.protocol.silo_rules import PeerIdentity, Policy
+from fedrep.protocol.thresholds import default_colluders, default_min_survivors, default_quorum
 from fedrep.quantize import value_bits
 from fedrep.secagg.keys import AgreementKey, SigningKey, generate_signing_key
 from fedrep.sparsify import propose

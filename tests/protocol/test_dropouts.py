@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedrep.protocol.manifests import SiloName, share_threshold
+from fedrep.protocol.manifests import SiloName
 from fedrep.protocol.messages import Outcome, Phase, Update
 from fedrep.protocol.preflight import preflight
+from fedrep.protocol.thresholds import share_threshold
 from tests.protocol.federation import Federation
 
 M = 9

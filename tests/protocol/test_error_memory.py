@@ -9,7 +9,7 @@ import pytest
 
 from fedrep.errors import InvalidInputError
 from fedrep.protocol.error_memory import ErrorMemory, Fate, Pending, judge
-from fedrep.protocol.manifests import RunHash, SiloName, share_threshold
+from fedrep.protocol.manifests import RunHash, SiloName
 from fedrep.protocol.messages import (
     Outcome,
     Phase,
@@ -20,6 +20,7 @@ from fedrep.protocol.messages import (
     confirmation_message,
     statement_message,
 )
+from fedrep.protocol.thresholds import share_threshold
 from fedrep.quantize import RingFormat, quantize
 from tests.protocol.federation import Federation
 from tests.protocol.pending_values import (

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from fedrep.aggregators import AGGREGATORS
 from fedrep.buffers import sizes
-from fedrep.protocol.manifests import Deadlines, RunManifest, SiloName, buffers_needed, share_threshold
-from fedrep.protocol.preflight import default_colluders, default_min_survivors, default_quorum, preflight
+from fedrep.protocol.manifests import Deadlines, RunManifest, SiloName
+from fedrep.protocol.preflight import preflight
+from fedrep.protocol.thresholds import buffers_needed, default_quorum, share_threshold
 from fedrep.quantize import RingFormat
 from tests.protocol.federation import run_manifest
 
@@ -234,8 +235,3 @@ def test_the_defaults_pass_wherever_the_sizes_allow_it(silos: int) -> None:
     run = run_manifest(silos, MODEL)
     assert run.quorum == default_quorum(silos, 2, 0) == max(share_threshold(silos), 2)
     assert preflight(run) == []
-
-
-def test_the_defaults_of_collusion_follow_the_buffer_size() -> None:
-    assert [default_colluders(size) for size in (2, 3, 4, 8)] == [0, 1, 1, 1]
-    assert [default_min_survivors(size, default_colluders(size)) for size in (2, 3, 4, 8)] == [2, 3, 3, 7]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedrep.buffers import sizes
 from fedrep.protocol.clip_range import CLIP_RATE_LIMIT, QUIET_FRACTION, QUIET_ROUNDS
-from fedrep.protocol.preflight import default_colluders, default_min_survivors
+from fedrep.protocol.thresholds import default_colluders, default_min_survivors
 from fedrep.quantize import RingFormat, quantize, value_bits
 from fedrep.sparsify import Coordinates, propose, union
 from fedrep_lab.methods.interface import (

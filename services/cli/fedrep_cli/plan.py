@@ -12,8 +12,9 @@ import typer
 
 from fedrep import buffers, communication, privacy, quantize, theory
 from fedrep.errors import InvalidInputError
-from fedrep.protocol import preflight
-from fedrep.protocol.manifests import Deadlines, RunManifest, SiloName, buffers_needed, share_threshold
+from fedrep.protocol import preflight, thresholds
+from fedrep.protocol.manifests import Deadlines, RunManifest, SiloName
+from fedrep.protocol.thresholds import buffers_needed, share_threshold
 from fedrep_cli.epsilon import number_or_none, text
 from fedrep_cli.output import JSON_HELP, emit
 
@@ -55,8 +56,8 @@ def plan(
         show(run_of_file(config, context, d), as_json)
         return
     K = coordinates if coordinates is not None else round(density * d)
-    c = preflight.default_colluders(buffer_size) if colluders is None else colluders
-    needed = preflight.default_quorum(silos, buffer_size, byzantine) if quorum is None else quorum
+    c = thresholds.default_colluders(buffer_size) if colluders is None else colluders
+    needed = thresholds.default_quorum(silos, buffer_size, byzantine) if quorum is None else quorum
     run = RunManifest(
         name="plan",
         silos=tuple(SiloName(f"silo-{number:03}") for number in range(silos)),
@@ -74,7 +75,7 @@ def plan(
         smallest_range=1.0,
         largest_range=1.0,
         quorum=needed,
-        min_survivors=preflight.default_min_survivors(buffer_size, c) if min_survivors is None else min_survivors,
+        min_survivors=thresholds.default_min_survivors(buffer_size, c) if min_survivors is None else min_survivors,
         colluders=c,
         byzantine=byzantine,
         aggregator=aggregator or ("geometric_median" if byzantine else "mean"),

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from fedrep.buffers import largest_buffer
 from fedrep.errors import SettingsError
 from fedrep.protocol.manifests import Deadlines, RunManifest, SignedRunManifest, SiloName, run_manifest_message
-from fedrep.protocol.preflight import default_colluders, default_min_survivors, default_quorum
+from fedrep.protocol.thresholds import default_colluders, default_min_survivors, default_quorum
 from fedrep.quantize import value_bits
 from fedrep.secagg.keys import SigningKey
 from fedrep.wire.v1 import observer_pb2

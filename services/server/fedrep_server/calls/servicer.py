@@ -8,10 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from fedrep.errors import CryptoError, DecodeError, OutOfPhaseError, UnknownSiloError
-from fedrep.protocol.manifests import MAX_HOLDERS, RosterEntry, SiloName, session_key_message
+from fedrep.protocol.manifests import RosterEntry, SiloName, session_key_message
 from fedrep.protocol.messages import Update
 from fedrep.protocol.server_rules import check_statement
 from fedrep.secagg.keys import check_agreement_public
+from fedrep.secagg.shamir import MAX_HOLDERS
 from fedrep.wire import codec
 from fedrep.wire.chunks import Assembler, cut_into_chunks
 from fedrep.wire.v1 import federation_pb2 as pb
