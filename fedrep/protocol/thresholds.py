@@ -50,7 +50,8 @@ def least_min_survivors(colluders: int) -> int:
 
 
 def default_quorum(silos: int, buffer_size: int, byzantine: int) -> int:
-    return least_quorum(silos, buffer_size, byzantine)
+    """The least that works; where even all silos are too few, all of them, and the preflight says what is missing."""
+    return min(least_quorum(silos, buffer_size, byzantine), silos)
 
 
 def default_colluders(buffer_size: int) -> int:

@@ -13,6 +13,7 @@ from fedrep.protocol.thresholds import (
     buffers_needed,
     default_colluders,
     default_min_survivors,
+    default_quorum,
     holders_in_common,
     least_min_survivors,
     openable_buffers,
@@ -49,6 +50,12 @@ def test_a_survivor_set_and_the_labs_groups_open_the_same_buffers(sizes: tuple[i
 def test_the_rule_never_tolerates_half_of_the_opened_buffers() -> None:
     assert [tolerated(7, opened) for opened in (1, 2, 3, 4, 15, 16)] == [0, 0, 1, 1, 7, 7]
     assert tolerated(0, 9) == 0
+
+
+def test_the_default_quorum_never_asks_for_more_silos_than_there_are() -> None:
+    assert default_quorum(12, 2, 1) == share_threshold(12) == 9
+    assert default_quorum(6, 2, 1) == 3 * 2
+    assert default_quorum(4, 2, 1) == 4
 
 
 def test_the_defaults_of_collusion_follow_the_buffer_size() -> None:

@@ -77,7 +77,7 @@ class RunConfig(Section):
         if len(self.silos) < self.buffer_size:
             raise SettingsError(f"{len(self.silos)} silos do not fill one buffer of {self.buffer_size}; name more silos")
         m, s, f = len(self.silos), self.buffer_size, self.byzantine_count
-        quorum = self.quorum if self.quorum is not None else min(default_quorum(m, s, f), m)
+        quorum = self.quorum if self.quorum is not None else default_quorum(m, s, f)
         colluders = self.colluders if self.colluders is not None else default_colluders(s)
         least = self.min_survivors if self.min_survivors is not None else default_min_survivors(s, colluders)
         largest = largest_buffer(max(quorum, s), m, s)
