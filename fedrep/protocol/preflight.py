@@ -24,6 +24,11 @@ from fedrep.quantize import LARGEST_RANGE, SMALLEST_RANGE, check_bit_budget, val
 from fedrep.secagg.shamir import MAX_HOLDERS
 
 
+def largest_expected_buffer(quorum: int, silos: int, buffer_size: int) -> int:
+    """Also for a quorum that the preflight will refuse, so that its reasons can be listed with the rest."""
+    return largest_buffer(min(max(quorum, buffer_size), silos), silos, buffer_size)
+
+
 def preflight(run: RunManifest) -> list[str]:
     """Sentences, empty when the run can be created."""
     sizes, terms = _sizes(run), _terms(run)

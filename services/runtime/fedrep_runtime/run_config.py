@@ -7,9 +7,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from fedrep.buffers import largest_buffer
 from fedrep.errors import SettingsError
 from fedrep.protocol.manifests import Deadlines, RunManifest, SignedRunManifest, SiloName, run_manifest_message
+from fedrep.protocol.preflight import largest_expected_buffer
 from fedrep.protocol.thresholds import default_colluders, default_min_survivors, default_quorum
 from fedrep.quantize import value_bits
 from fedrep.secagg.keys import SigningKey
@@ -52,12 +52,12 @@ class RunConfig(Section):
     rounds: int = Field(default=100, ge=1)
     fraction: float = Field(default=0.05, gt=0, description="K/d, share of the coordinates that is sent per round")
     alpha: float = Field(default=0.5, ge=0, le=1, description="share of random coordinates in each proposal")
-    buffer_size: int = Field(default=2, ge=2, description="s, silos per buffer")
+    buffer_size: int = Field(default=2, ge=1, description="s, silos per buffer")
     reshuffle_every: int = Field(default=1, ge=1, description="rounds until buffers are drawn anew; 1 as in the paper")
     byzantine_count: int = Field(default=0, ge=0, description="f, silos that may send anything")
     colluders: int | None = Field(default=None, ge=0, description="c, silos that may help a curious server")
-    min_survivors: int | None = Field(default=None, ge=2, description="survivors a buffer needs to be opened")
-    quorum: int | None = Field(default=None, ge=2, description="silos that must propose")
+    min_survivors: int | None = Field(default=None, ge=1, description="survivors a buffer needs to be opened")
+    quorum: int | None = Field(default=None, ge=1, description="silos that must propose")
     ring_bits: int = Field(default=16, description="B: 8, 16 or 32")
     downlink_bits: int = Field(default=16, description="16 or 32")
     initial_range: float = Field(default=0.1, gt=0, description="R of the first round")
@@ -80,7 +80,7 @@ class RunConfig(Section):
         quorum = self.quorum if self.quorum is not None else default_quorum(m, s, f)
         colluders = self.colluders if self.colluders is not None else default_colluders(s)
         least = self.min_survivors if self.min_survivors is not None else default_min_survivors(s, colluders)
-        largest = largest_buffer(max(quorum, s), m, s)
+        largest = largest_expected_buffer(quorum, m, s)
         limits = self.deadlines
         return RunManifest(
             name=self.name,
