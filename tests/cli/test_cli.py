@@ -352,7 +352,38 @@ def test_plan_survives_settings_for_which_little_can_be_said(capsys: pytest.Capt
     assert main(["plan", "--quorum", "1"]) == 1
     assert "  - quorum 1: at least " in capsys.readouterr().out
     assert main(["plan", "--silos", "3", "--buffer-size", "4"]) == 1
-    assert "3 silos cannot fill one buffer of 4" in capsys.readouterr().err
+    assert "3 silos do not fill one buffer of 4" in capsys.readouterr().err
+
+
+def test_plan_names_no_quorum_that_nobody_set(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--silos", "4", "--byzantine", "1", "--json"]) == 1
+    result = json.loads(capsys.readouterr().out)
+    assert result["quorum"] == 4
+    assert [problem.partition(":")[0] for problem in result["problems"][:1]] == ["quorum 4"]
+    assert any("4 silos in buffers of 2 give 2 buffers" in problem for problem in result["problems"])
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "setting", "reason"),
+    [
+        ("--quorum", 1, "quorum", "quorum 1: at least 7 silos must propose"),
+        ("--quorum", 11, "quorum", "quorum 11: between 1 and the 10 silos"),
+        ("--buffer-size", 1, "buffer_size", "buffer size 1: at least 2"),
+        ("--min-survivors", 1, "min_survivors", "min_survivors 1: raise it to c + 2 = 2"),
+    ],
+)
+def test_what_the_preflight_refuses_is_listed_alike_for_options_and_run_files(
+    option: str, value: int, setting: str, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.toml"
+    names = json.dumps([f"silo-{number:03}" for number in range(10)])
+    path.write_text(f'name = "plan"\nsilos = {names}\nalpha = 0.95\nbyzantine_count = 2\n{setting} = {value}\n')
+    results = []
+    for arguments in (["--silos", "10", "--byzantine", "2", option, str(value)], ["--config", str(path)]):
+        assert main(["plan", "--d", "5000", "--json", *arguments]) == 1
+        results.append(json.loads(capsys.readouterr().out))
+    assert results[0] == results[1]
+    assert any(problem.startswith(reason) for problem in results[0]["problems"])
 
 
 def test_plan_reads_a_run_file_and_says_what_the_same_options_would(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -378,7 +409,7 @@ def test_plan_takes_no_options_that_could_contradict_a_run_file(tmp_path: Path, 
     assert "There is no settings file" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("density", ["nan", "inf", "-1", "2"])
+@pytest.mark.parametrize("density", ["nan", "inf", "-1", "0", "2"])
 def test_plan_refuses_a_density_that_is_no_share(density: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--density", density]) == 2
     assert "'--density'" in capsys.readouterr().err

@@ -10,20 +10,27 @@ from typing import Annotated, Any
 
 import typer
 
-from fedrep import buffers, communication, privacy, quantize, theory
+from fedrep import buffers, communication, privacy, theory
 from fedrep.errors import InvalidInputError
-from fedrep.protocol import preflight, thresholds
-from fedrep.protocol.manifests import Deadlines, RunManifest, SiloName
+from fedrep.protocol.manifests import RunManifest
+from fedrep.protocol.preflight import largest_expected_buffer, preflight
 from fedrep.protocol.thresholds import buffers_needed, share_threshold
 from fedrep_cli.epsilon import number_or_none, text
 from fedrep_cli.output import JSON_HELP, emit
+from fedrep_runtime.run_config import AggregatorConfig, RunConfig
+from fedrep_runtime.settings import load_settings
 
 app = typer.Typer(add_completion=False)
 
 _INDENT = " " * 14
-# Hashes, deadlines and ranges are no part of the question, but the preflight looks at whole manifests.
+# Which model it is makes no difference to the answer; how large it is does.
 _ANY_HASH = bytes(32)
-_ANY_DEADLINES = Deadlines(propose=60.0, submit=60.0, confirm=60.0, reveal=60.0)
+
+
+def _above_zero(share: float) -> float:
+    if share == 0.0:
+        raise typer.BadParameter("a run that sends nothing learns nothing; choose a share above 0")
+    return share
 
 
 @app.command()
@@ -34,7 +41,9 @@ def plan(
     ] = None,
     d: Annotated[int, typer.Option("--d", min=1, help="Parameters of the model.")] = 272_474,
     silos: Annotated[int, typer.Option("--silos", "-m", min=2, help="Silos, m.")] = 32,
-    density: Annotated[float, typer.Option("--density", min=0.0, max=1.0, help="K / d, if K is not given.")] = 0.05,
+    density: Annotated[
+        float, typer.Option("--density", min=0.0, max=1.0, callback=_above_zero, help="K / d, if K is not given.")
+    ] = 0.05,
     coordinates: Annotated[int | None, typer.Option("--K", min=1, help="Coordinates of all silos together.")] = None,
     buffer_size: Annotated[int, typer.Option("--buffer-size", "-s", min=1, help="Silos per buffer, s.")] = 2,
     alpha: Annotated[float, typer.Option("--alpha", min=0.0, max=1.0, help="Obfuscation of proposals.")] = 0.95,
@@ -55,43 +64,26 @@ def plan(
     if config is not None:
         show(run_of_file(config, context, d), as_json)
         return
-    K = coordinates if coordinates is not None else round(density * d)
-    c = thresholds.default_colluders(buffer_size) if colluders is None else colluders
-    needed = thresholds.default_quorum(silos, buffer_size, byzantine) if quorum is None else quorum
-    run = RunManifest(
+    run = RunConfig(
         name="plan",
-        silos=tuple(SiloName(f"silo-{number:03}") for number in range(silos)),
-        parameters=d,
-        layout_hash=_ANY_HASH,
-        model_hash=_ANY_HASH,
-        coordinates=K,
+        silos=tuple(f"silo-{number:03}" for number in range(silos)),
+        rounds=rounds,
+        fraction=density if coordinates is None else coordinates / d,
         alpha=alpha,
         buffer_size=buffer_size,
-        reshuffle_every=1,
+        byzantine_count=byzantine,
+        colluders=colluders,
+        min_survivors=min_survivors,
+        quorum=quorum,
         ring_bits=ring_bits,
-        value_bits=quantize.value_bits(ring_bits, largest_buffer(needed, silos, buffer_size)),
         downlink_bits=downlink_bits,
-        initial_range=1.0,
-        smallest_range=1.0,
-        largest_range=1.0,
-        quorum=needed,
-        min_survivors=thresholds.default_min_survivors(buffer_size, c) if min_survivors is None else min_survivors,
-        colluders=c,
-        byzantine=byzantine,
-        aggregator=aggregator or ("geometric_median" if byzantine else "mean"),
-        aggregator_settings="{}",
-        rounds=rounds,
-        deadlines=_ANY_DEADLINES,
-        drills=False,
+        aggregator=AggregatorConfig(name=aggregator or ("geometric_median" if byzantine else "mean")),
     )
-    show(run, as_json)
+    show(run.manifest(d, _ANY_HASH, _ANY_HASH), as_json)
 
 
 def run_of_file(config: Path, context: typer.Context, d: int) -> RunManifest:
     """The run as its admin wrote it down. Other options would contradict it, and the size of the model is not in it."""
-    from fedrep_runtime.run_config import RunConfig  # the service's packages, which the options alone do not need
-    from fedrep_runtime.settings import load_settings
-
     sources = {name: context.get_parameter_source(name) for name in context.params}
     given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
     if "d" not in given:
@@ -125,7 +117,7 @@ def assess(run: RunManifest) -> dict[str, Any]:
         "slack": slack(run),
         "traffic": traffic(run),
         "privacy": cost(run, k),
-        "problems": preflight.preflight(run),
+        "problems": preflight(run),
     }
 
 
@@ -141,23 +133,18 @@ def contraction(run: RunManifest, k: int) -> dict[str, Any]:
 def buffer_sizes(run: RunManifest) -> dict[str, Any]:
     m = len(run.silos)
     return {
-        "count": m // run.buffer_size,
+        "count": buffers.number_of_buffers(m, run.buffer_size),
         "sizes": buffers.sizes(m, run.buffer_size),
-        "largest": largest_buffer(run.quorum, m, run.buffer_size),
+        "largest": largest_expected_buffer(run.quorum, m, run.buffer_size),
         "value_bits": run.value_bits,
         "ring_bits": run.ring_bits,
     }
 
 
-def largest_buffer(quorum: int, silos: int, buffer_size: int) -> int:
-    """Also for a quorum that the preflight will refuse, so that its reasons can be listed with the rest."""
-    return buffers.largest_buffer(min(max(quorum, buffer_size), silos), silos, buffer_size)
-
-
 def slack(run: RunManifest) -> dict[str, int]:
     """How many may be missing, at each step, before a round is skipped or robustness rests on luck."""
     m = len(run.silos)
-    count = m // run.buffer_size
+    count = buffers.number_of_buffers(m, run.buffer_size)
     spare = count - 2 * run.byzantine - 1 if run.byzantine else count - buffers_needed(0)
     return {
         "absent_silos": max(0, m - run.quorum),
