@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from fedrep.errors import InvalidInputError, NonFiniteError
 from fedrep.secagg.keys import SecretBytes
 from fedrep.secagg.keystream import Keystream
+from fedrep.secagg.masking import RING_BITS, ring_dtype
 
-RING_BITS: Final = (8, 16, 32)
 SMALLEST_VALUE_BITS: Final = 4
 
 # Work in tiles that stay in the cache: memory beyond input and output does not grow with d.
@@ -28,9 +28,6 @@ _TILE = 1 << 16
 # Outside these the step or its inverse would leave float32's normal numbers.
 SMALLEST_RANGE: Final = 1e-25
 LARGEST_RANGE: Final = 1e25
-
-_UNSIGNED: Final[dict[int, np.dtype[Any]]] = {8: np.dtype(np.uint8), 16: np.dtype(np.uint16), 32: np.dtype(np.uint32)}
-_SIGNED: Final[dict[int, np.dtype[Any]]] = {8: np.dtype(np.int8), 16: np.dtype(np.int16), 32: np.dtype(np.int32)}
 
 
 @dataclass(frozen=True)
@@ -41,8 +38,7 @@ class RingFormat:
     value_bits: int
 
     def __post_init__(self) -> None:
-        if self.ring_bits not in RING_BITS:
-            raise InvalidInputError(_unknown_ring(self.ring_bits))
+        ring_dtype(self.ring_bits)  # refuses a ring that masks do not know either
         if not 2 <= self.value_bits <= self.ring_bits:
             raise InvalidInputError(
                 f"{self.value_bits} value bits do not fit a ring of {self.ring_bits} bits; choose between 2 and {self.ring_bits}."
@@ -50,11 +46,12 @@ class RingFormat:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        return _UNSIGNED[self.ring_bits]
+        return ring_dtype(self.ring_bits)
 
     @property
     def signed_dtype(self) -> np.dtype[Any]:
-        return _SIGNED[self.ring_bits]
+        """The same bytes as two's complement."""
+        return np.dtype(f"<i{self.dtype.itemsize}")
 
     @property
     def limit(self) -> int:
@@ -91,8 +88,10 @@ def value_bits(ring_bits: int, largest_buffer: int) -> int:
 
 def check_bit_budget(ring_bits: int, largest_buffer: int) -> list[str]:
     """Everything that stops a run with this ring and this largest buffer, one sentence each; empty if nothing does."""
-    if ring_bits not in RING_BITS:
-        return [_unknown_ring(ring_bits)]
+    try:
+        ring_dtype(ring_bits)
+    except InvalidInputError as error:
+        return [str(error)]
     if largest_buffer < 1:
         return [f"The largest buffer would hold {largest_buffer} silos; it needs at least one."]
     left = value_bits(ring_bits, largest_buffer)
@@ -282,7 +281,3 @@ def _vector_of_floats(values: NDArray[Any]) -> NDArray[Any]:
     if given.dtype.kind != "f":
         raise InvalidInputError(f"Quantization takes floating point values, not {given.dtype}.")
     return given
-
-
-def _unknown_ring(ring_bits: int) -> str:
-    return f"A ring of {ring_bits} bits is not supported; choose 8, 16 or 32."

@@ -27,6 +27,7 @@ from fedrep.protocol.messages import (
 )
 from fedrep.protocol.thresholds import holders_in_common, least_min_survivors, share_threshold
 from fedrep.secagg.keys import VerifyKey, check_agreement_public
+from fedrep.secagg.masking import RING_BITS
 from fedrep.secagg.shamir import MAX_HOLDERS
 
 STATEMENT_ROUNDS = 1000
@@ -53,7 +54,7 @@ class Policy:
     least_alpha: float = 0.0
     epsilon_budget: float | None = None
     largest_fraction: float = 1.0
-    ring_bits: tuple[int, ...] = (8, 16, 32)
+    ring_bits: tuple[int, ...] = RING_BITS
     smallest_range: float = 0.0
     allowed_runs: tuple[str, ...] | None = None
     expected_model_hash: bytes | None = None

@@ -23,6 +23,7 @@ RingDtype: TypeAlias = np.dtype[np.unsignedinteger[Any]]
 
 # Little-endian on every machine, because mates on different machines must read the same integers from one keystream.
 _RING_DTYPES: dict[int, RingDtype] = {8: np.dtype("<u1"), 16: np.dtype("<u2"), 32: np.dtype("<u4")}
+RING_BITS = tuple(_RING_DTYPES)
 
 # Below this much of the vector, starting a thread costs more than it saves.
 _BYTES_PER_THREAD = 512 * 1024
@@ -33,7 +34,7 @@ def ring_dtype(bits: int) -> RingDtype:
     try:
         return _RING_DTYPES[bits]
     except KeyError:
-        raise InvalidInputError(f"the ring has 8, 16 or 32 bits, not {bits}; change the run's ring_bits") from None
+        raise InvalidInputError(f"A ring of {bits} bits is not supported; choose 8, 16 or 32.") from None
 
 
 @dataclass(frozen=True)

@@ -292,7 +292,7 @@ def test_the_ring_is_made_of_little_endian_unsigned_integers(bits: int) -> None:
 
 @pytest.mark.parametrize("bits", [0, 12, 64])
 def test_a_ring_of_another_width_is_refused(bits: int) -> None:
-    with pytest.raises(InvalidInputError, match="8, 16 or 32 bits"):
+    with pytest.raises(InvalidInputError, match="choose 8, 16 or 32"):
         ring_dtype(bits)
 
 
