@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from fedrep.buffers import sizes
 from fedrep.coding import HEADER_BYTES
 from fedrep.errors import InvalidInputError
+from fedrep.secagg.shamir import ELEMENT_BYTES
+from fedrep.secagg.shares import SEALED_BYTES
 
 _HASH = 32
 _KEY = 32
 _SIGNATURE = 72
-_SEALED_SHARE = 82
-_SHARE = 33
 _METRICS = 120
 
 
@@ -151,14 +151,14 @@ class _Parts:
         return _field(self.name_bytes) + 2 * _field(_KEY) + 2 * _field(_HASH) + _field(_SIGNATURE)
 
     def proposal(self) -> int:
-        per_holder = _field(_SEALED_SHARE) + 2 * _field(_HASH)
+        per_holder = _field(SEALED_BYTES) + 2 * _field(_HASH)
         return self.question() + _field(self.record()) + _field(_SIGNATURE) + self.silos * per_holder + _STREAM
 
     def consensus(self) -> int:
         place = _field(_field(self.name_bytes) + _field(_HASH))
         assignment = sum(_field(size * place) for size in self.buffer_sizes)
         mates = (max(self.buffer_sizes) - 1) * _field(self.record())
-        shares = self.silos * _field(_field(self.name_bytes) + _field(_SEALED_SHARE))
+        shares = self.silos * _field(_field(self.name_bytes) + _field(SEALED_BYTES))
         return self.question() + assignment + mates + shares + _STREAM
 
     def submission(self) -> int:
@@ -175,7 +175,7 @@ class _Parts:
         return self.silos * _field(_field(self.name_bytes) + _field(_SIGNATURE))
 
     def reveal(self) -> int:
-        return self.question() + self.silos * _field(_field(self.name_bytes) + 2 + _field(_SHARE))
+        return self.question() + self.silos * _field(_field(self.name_bytes) + 2 + _field(ELEMENT_BYTES))
 
     def update(self) -> int:
         outcome = 2 + _field(len(self.buffer_sizes)) + _NUMBER + 2 * _field(_HASH) + _SCALE + _STREAM + _NUMBER + _STATE

@@ -25,8 +25,8 @@ from fedrep.protocol.messages import (
 )
 from fedrep.secagg.keys import VerifyKey, check_agreement_public
 from fedrep.secagg.masking import ring_dtype
+from fedrep.secagg.shares import SEALED_BYTES
 
-SEALED_SHARE_BYTES = 66 + 16
 HASH_BYTES = 32
 
 VerifyKeys = Mapping[SiloName, VerifyKey]
@@ -69,8 +69,8 @@ def _check_share_lists(proposal: Proposal, holders: int) -> None:
         raise InvalidInputError("the record names another silo than the sender", reason="WRONG_RECORD")
     if any(len(items) != holders for items in (proposal.sealed_shares, *hashes)):
         raise InvalidInputError(f"a proposal carries shares and hashes for all {holders} holders", reason="WRONG_SHARES")
-    if any(len(sealed) != SEALED_SHARE_BYTES for sealed in proposal.sealed_shares):
-        raise InvalidInputError(f"a sealed share has {SEALED_SHARE_BYTES} bytes", reason="WRONG_SHARES")
+    if any(len(sealed) != SEALED_BYTES for sealed in proposal.sealed_shares):
+        raise InvalidInputError(f"a sealed share has {SEALED_BYTES} bytes", reason="WRONG_SHARES")
     if any(len(item) != HASH_BYTES for item in (*hashes[0], *hashes[1], record.seed_commitment)):
         raise InvalidInputError(f"every hash in a proposal has {HASH_BYTES} bytes", reason="WRONG_SHARES")
     if record.shares_digest != share_list_digest(*hashes):

@@ -15,7 +15,7 @@ from fedrep.secagg.keys import AgreementKey, derive
 from fedrep.secagg.shamir import ELEMENT_BYTES
 from fedrep.secagg.transcript import encode
 
-SEALED_BYTES = 2 * ELEMENT_BYTES + 16
+SEALED_BYTES = 2 * ELEMENT_BYTES + 16  # two shares and the tag
 
 _NONCE = bytes(12)
 
