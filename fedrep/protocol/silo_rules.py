@@ -30,7 +30,7 @@ from fedrep.secagg.keys import VerifyKey, check_agreement_public
 from fedrep.secagg.masking import RING_BITS
 from fedrep.secagg.shamir import MAX_HOLDERS
 
-STATEMENT_ROUNDS = 1000
+STATEMENT_ROUNDS = 1000  # a silo remembers as many of the rounds in which it revealed, and says nothing about older ones
 
 
 @dataclass(frozen=True, slots=True)
