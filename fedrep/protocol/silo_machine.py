@@ -64,7 +64,7 @@ from fedrep.protocol.silo_effects import (
     mates_of,
 )
 from fedrep.protocol.silo_presence import RosterWatch, Sessions
-from fedrep.protocol.silo_round import Confirmed, Membership, Observing, Proposed, Ready, Submitted
+from fedrep.protocol.silo_round import Confirmed, Membership, Observing, Proposed, Ready, Revealed, Submitted
 from fedrep.protocol.silo_rules import Policy, check_epsilon, check_run
 from fedrep.protocol.silo_state import SiloState
 from fedrep.protocol.silo_table import IN_ROUND, TABLE, Phase
@@ -92,6 +92,14 @@ class Drill(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Randomness:
+    """Secrets, and a fresh generator for obfuscation and rounding: neither may be predictable, so both are the system's."""
+
+    secrets: Entropy
+    generator: Callable[[], np.random.Generator]
+
+
+@dataclass(frozen=True, slots=True)
 class SiloIdentity:
     """Who this silo is. The key is asked for at every announcement: it may have been replaced meanwhile."""
 
@@ -100,7 +108,7 @@ class SiloIdentity:
     trust: Trust
     policy: Policy
     drill: Drill
-    entropy: Entropy
+    randomness: Randomness
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +127,7 @@ class Part:
 
     manifest: RoundManifest
     ready: Ready | None = None
-    step: Proposed | Submitted | Observing | Confirmed | None = None
+    step: Proposed | Submitted | Observing | Confirmed | Revealed | None = None
     consensus: Consensus | None = None
     agreed: tuple[Confirmed, Signatures] | None = None
     update: Update | None = None
@@ -139,7 +147,7 @@ class SiloMachine:
         self._signing_key = own.signing_key()
         self._run: RunManifest | None = None
         self._server_certificate = b""
-        self._sessions = Sessions(own.entropy)
+        self._sessions = Sessions(own.randomness.secrets)
         self._roster = RosterWatch()
         self._chains = Chains()
         self._open: list[Request] = []
@@ -410,11 +418,11 @@ class SiloMachine:
         manifest, journal, own = self._manifest, self.state.journal, self._own
         coordinates = journal.repeated_proposal(manifest)
         if coordinates is None:
-            coordinates = propose(self.state.memory.g(), manifest.per_silo, manifest.alpha, self._generator())
+            coordinates = propose(self.state.memory.g(), manifest.per_silo, manifest.alpha, own.randomness.generator())
             save = self._save(journal=journal.charged(manifest, coordinates))
         else:
             save = self._save(journal=journal.entered(manifest.round))
-        step = self.part.step = self.part.ready.propose(coordinates, self._sessions.new(), own.entropy)
+        step = self.part.step = self.part.ready.propose(coordinates, self._sessions.new(), own.randomness.secrets)
         self.speaking = True
         return [save, Report(Doing("proposing", manifest.round)), *self._say(Phase.PROPOSING, save, step.message)]
 
@@ -457,7 +465,7 @@ class SiloMachine:
             self.part.step = step.observe(consensus)
             return self._ask_for_survivors()
         g = self.state.memory.g()
-        holder = self.part.step = step.on_consensus(consensus, self._own.drill.of_update(g), self._generator())
+        holder = self.part.step = step.on_consensus(consensus, self._own.drill.of_update(g), self._own.randomness.generator())
         pending = Pending.of(holder)
         if self._own.drill.attack:  # the residual goes on as if honest values had been sent, or the drill would feed on itself
             pending = replace(pending, sent=gather(g, pending.indices))
@@ -488,8 +496,8 @@ class SiloMachine:
     def _reveal(self, confirmations: Confirmations) -> Effects:
         assert self.part is not None
         assert isinstance(self.part.step, Confirmed)
-        revealed = self.part.step.on_signatures(confirmations.signatures)
-        self.part.agreed = (self.part.step, confirmations.signatures)
+        confirmed, revealed = self.part.step, self.part.step.on_signatures(confirmations.signatures)
+        self.part.step, self.part.agreed = revealed, (confirmed, confirmations.signatures)
         save = self._save(journal=self.state.journal.revealing(self._manifest.round))
         return [save, *self._say(Phase.REVEALING, save, revealed.message)]
 
@@ -631,7 +639,3 @@ class SiloMachine:
         self.phase = phase
         self._open.append(question)
         return [Ask(question)]
-
-    def _generator(self) -> np.random.Generator:
-        """From the system's randomness: obfuscation and rounding must not be predictable."""
-        return np.random.default_rng(int.from_bytes(self._own.entropy(32), "little"))

@@ -7,11 +7,14 @@ from dataclasses import replace
 
 from fedrep.protocol.manifests import SiloName
 from fedrep.protocol.messages import (
+    Proposal,
     Reveal,
     RevealedShare,
+    Submission,
     share_hash,
     share_list_digest,
 )
+from fedrep.protocol.silo_effects import Accepted, GetConsensus
 from fedrep.secagg import shamir
 from fedrep.secagg.shares import seal_share
 from tests.protocol.federation import Federation, Silo, entropy_from
@@ -47,17 +50,20 @@ def propose_with_bad_shares(
     hashes = (tuple(map(share_hash, seeds)), tuple(map(share_hash, keys)))
     dealt = replace(proposed.message, sealed_shares=sealed, seed_share_hashes=hashes[0], key_share_hashes=hashes[1])
     message = sign_again(federation, silo, dealt, shares_digest=share_list_digest(*hashes))
-    silo.proposed = replace(proposed, message=message)
+    silo.exchange(replace(proposed, message=message))
     federation.effects += federation.round.receive(message)
+    silo.answer(Proposal, Accepted())
 
 
 def submit_random_values(federation: Federation, silo: Silo) -> None:
     """A full step of the silo, but what it sends is random bytes of the right length, validly signed."""
-    assert silo.proposed is not None
-    honest = silo.proposed.on_consensus(federation.round.consensus_for(silo.name), silo.memory.g(), silo.rng)
+    silo.answer(GetConsensus, federation.round.consensus_for(silo.name))
+    honest = silo.submitted
+    assert honest is not None
     message = replace(honest.message, masked=silo.rng.bytes(len(honest.message.masked)))
-    silo.submitted = replace(honest, message=message)
+    silo.exchange(replace(honest, message=message))
     federation.effects += federation.round.receive(message)
+    silo.answer(Submission, Accepted())
 
 
 def garbage_shares(federation: Federation, silo: Silo) -> Reveal:

@@ -4,31 +4,68 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedrep import buffers
 from fedrep.buffers import largest_buffer
-from fedrep.protocol.error_memory import ErrorMemory, Pending
+from fedrep.errors import CryptoError, OutOfPhaseError
+from fedrep.protocol.error_memory import ErrorMemory
 from fedrep.protocol.manifests import (
     Deadlines,
     RosterEntry,
     RoundManifest,
     RunManifest,
+    SignedRoundManifest,
+    SignedRunManifest,
     SiloName,
+    round_manifest_message,
+    run_manifest_message,
     session_key_message,
 )
-from fedrep.protocol.messages import DeadlinePassed, Evidence, Outcome, Phase, Signatures, Update
+from fedrep.protocol.messages import (
+    Confirmation,
+    DeadlinePassed,
+    Evidence,
+    Outcome,
+    Phase,
+    Proposal,
+    Reveal,
+    Signatures,
+    Submission,
+    Update,
+)
 from fedrep.protocol.model_state import ServerModel, model_hash
 from fedrep.protocol.round_effects import Effect
 from fedrep.protocol.server_round import ServerRound
+from fedrep.protocol.silo_effects import (
+    Accepted,
+    Answer,
+    Certificates,
+    Concluded,
+    Confirmations,
+    FetchedModel,
+    GetCertificates,
+    GetConsensus,
+    GetModel,
+    GetSurvivors,
+    GetUpdate,
+    Join,
+    Joined,
+    Refusal,
+    Trained,
+)
+from fedrep.protocol.silo_machine import Conduct, Randomness, SiloIdentity, SiloMachine
 from fedrep.protocol.silo_round import Confirmed, Membership, Observing, Proposed, Ready, Revealed, Submitted
 from fedrep.protocol.silo_rules import PeerIdentity, Policy
+from fedrep.protocol.silo_state import SiloState
+from fedrep.protocol.silo_table import Phase as SiloPhase
 from fedrep.protocol.thresholds import default_colluders, default_min_survivors, default_quorum
 from fedrep.quantize import value_bits
 from fedrep.secagg.keys import AgreementKey, SigningKey, generate_signing_key
-from fedrep.sparsify import propose
+from tests.protocol.player import Player
 
 Entropy = Callable[[int], bytes]
 
@@ -75,30 +112,112 @@ def run_manifest(silos: int, model: NDArray[np.float32], **changes: object) -> R
     return replace(base, **{**settings, "quorum": quorum, "colluders": colluders})  # type: ignore[arg-type]
 
 
-@dataclass
-class Silo:
-    """One silo: its keys, its error memory and the step it has reached in the current round."""
+Step = TypeVar("Step")
+ADMIN = generate_signing_key("ed25519")
+SERVER = generate_signing_key("ed25519")
 
-    name: SiloName
-    signing_key: SigningKey
-    sessions: dict[bytes, AgreementKey]
-    memory: ErrorMemory
-    rng: np.random.Generator
-    last_round: int = 0
-    ready: Ready | None = None
-    proposed: Proposed | None = None
-    submitted: Submitted | None = None
-    observing: Observing | None = None
-    confirmed: Confirmed | None = None
-    revealed: Revealed | None = None
+
+def fingerprint_of(name: str) -> bytes:
+    return name.encode().ljust(32, b"\0")
+
+
+class NoDrill:
+    attack = ""
+
+    def check(self, run: RunManifest) -> None:
+        pass
+
+    def of_update(self, g: NDArray[np.float32]) -> NDArray[np.float32]:
+        return g
+
+
+class Silo:
+    """One silo: its machine, played by hand, and the steps it has reached in the current round, which tests may exchange."""
+
+    def __init__(self, federation: Federation, name: SiloName, signing_key: SigningKey, rng: np.random.Generator) -> None:
+        self.name = name
+        self.signing_key = signing_key
+        self.rng = rng
+        self._federation = federation
+        self.player = Player(self._machine, SiloState.new(federation.run.parameters, {}))
+        self.clear()
+
+    def _machine(self, state: SiloState) -> SiloMachine:
+        randomness = Randomness(lambda count: self.rng.bytes(count), lambda: self.rng)
+        own = SiloIdentity(self.name, lambda: self.signing_key, self._federation, self._federation.policy, NoDrill(), randomness)
+        return SiloMachine(own, Conduct(self._federation.run.name), state)
+
+    def clear(self) -> None:
+        self.ready: Ready | None = None
+        self.proposed: Proposed | None = None
+        self.submitted: Submitted | None = None
+        self.observing: Observing | None = None
+        self.confirmed: Confirmed | None = None
+        self.revealed: Revealed | None = None
+
+    @property
+    def machine(self) -> SiloMachine:
+        return self.player.machine
 
     @property
     def identity(self) -> PeerIdentity:
         return PeerIdentity(self.name, "silo", fingerprint_of(self.name), self.signing_key.verify_key)
 
+    @property
+    def memory(self) -> ErrorMemory:
+        return self.machine.state.memory
 
-def fingerprint_of(name: str) -> bytes:
-    return name.encode().ljust(32, b"\0")
+    @memory.setter
+    def memory(self, memory: ErrorMemory) -> None:
+        self.machine.state = replace(self.machine.state, memory=memory)
+
+    @property
+    def last_round(self) -> int:
+        return self.machine.state.journal.last_round
+
+    @property
+    def sessions(self) -> dict[bytes, AgreementKey]:
+        return self.machine._sessions.keys
+
+    @sessions.setter
+    def sessions(self, keys: dict[bytes, AgreementKey]) -> None:
+        self.machine._sessions.keys = keys
+
+    def said(self, kind: type[Step]) -> Step:
+        """The silo's message of that kind, which waits for its answer."""
+        return next(message for message in self.player.waiting if isinstance(message, kind))
+
+    def remember_step(self) -> None:
+        part = self.machine.part
+        if part is None:
+            return
+        self.ready = part.ready
+        match part.step:
+            case Proposed():
+                self.proposed = part.step
+            case Submitted():
+                self.submitted = part.step
+            case Observing():
+                self.observing = part.step
+            case Confirmed():
+                self.confirmed = part.step
+            case Revealed():
+                self.revealed = part.step
+
+    def exchange(self, step: Proposed | Submitted) -> None:
+        """Go on as if this had been the silo's own step: what a liar does."""
+        assert self.machine.part is not None
+        self.machine.part.step = step
+        self.remember_step()
+
+    def answer(self, kind: type, answer: Answer) -> None:
+        """Raises what the silo's own rules have against the answer, as its machine reports it."""
+        self.player.news.clear()
+        self.player.answer(kind, answer)
+        self.remember_step()
+        complaint = self.player.complaint()
+        if complaint is not None:
+            raise complaint.error
 
 
 @dataclass
@@ -107,31 +226,38 @@ class Federation:
 
     run: RunManifest
     model: ServerModel
-    silos: dict[SiloName, Silo]
     rng: np.random.Generator
+    silos: dict[SiloName, Silo] = field(default_factory=dict)
     policy: Policy = field(default_factory=Policy)
     round_number: int = 0
     server: ServerRound | None = None
     manifest: RoundManifest | None = None
     effects: list[Effect] = field(default_factory=list)
     updates: dict[SiloName, NDArray[np.float32]] = field(default_factory=dict)
+    unsent: dict[SiloName, NDArray[np.float32]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, silos: int, parameters: int = 64, seed: int = 0, key_kind: str = "ed25519", **changes: object) -> Federation:
         rng = np.random.default_rng(seed)
         vector = rng.normal(size=parameters).astype(np.float32)
         run = run_manifest(silos, vector, **changes)
-        members = {}
+        federation = cls(run, ServerModel.initial(vector), rng)
         for name in run.silos:
-            session = AgreementKey.generate(entropy_from(rng))
-            members[name] = Silo(
-                name,
-                generate_signing_key(key_kind),  # type: ignore[arg-type]
-                {session.public: session},
-                ErrorMemory(np.zeros(parameters, np.float32)),
-                np.random.default_rng(rng.integers(2**63)),
-            )
-        return cls(run, ServerModel.initial(vector), members, rng)
+            key = generate_signing_key(key_kind)  # type: ignore[arg-type]
+            silo = Silo(federation, name, key, np.random.default_rng(rng.integers(2**63)))
+            federation.silos[name] = silo
+            silo.player.start()
+            federation.answer_join(silo, None)
+        return federation
+
+    def member(self, chain: bytes, role: str) -> PeerIdentity:
+        """The silos' trust store: a certificate is a name."""
+        if role == "silo" and SiloName(chain.decode()) in self.silos:
+            return self.silos[SiloName(chain.decode())].identity
+        key = {"admin": ADMIN, "server": SERVER}.get(role)
+        if key is None:
+            raise CryptoError("nobody has this certificate")
+        return PeerIdentity(SiloName(role), role, fingerprint_of(role), key.verify_key)
 
     @property
     def peers(self) -> dict[SiloName, PeerIdentity]:
@@ -141,6 +267,19 @@ class Federation:
     def round(self) -> ServerRound:
         assert self.server is not None
         return self.server
+
+    def answer_join(self, silo: Silo, signed: SignedRoundManifest | None) -> None:
+        """Whatever the silo asks until it stands in the round, or waits for one."""
+        run = SignedRunManifest(self.run, "admin", b"admin", ADMIN.sign(run_manifest_message(self.run)))
+        joined = Joined(run, signed, self.model.state.name, "running", b"server", self.round_number, 1)
+        player = silo.player
+        while player.waits_for(Join):
+            silo.answer(Join, joined)
+        if player.waits_for(GetModel):
+            silo.answer(GetModel, FetchedModel(self.model.state.version, self.model.state.vector))
+        if player.waits_for(GetCertificates):
+            chains = {fingerprint_of(name): name.encode() for name in self.run.silos}
+            silo.answer(GetCertificates, Certificates(chains))
 
     def open_round(self, roster: Iterable[SiloName] | None = None) -> RoundManifest:
         """A new manifest and machine; every silo of the roster checks it and gets ready."""
@@ -176,75 +315,98 @@ class Federation:
         keys = {name: self.silos[name].signing_key.verify_key for name in names}
         self.server = ServerRound(self.run, self.manifest, keys, order, self.rng)
         for name in names:
-            self.enter(self.silos[name])
+            self.announce(self.silos[name])
         return self.manifest
 
     def membership(self, silo: Silo) -> Membership:
         return Membership(silo.name, self.run, self.policy, silo.signing_key)
 
-    def enter(self, silo: Silo, manifest: RoundManifest | None = None) -> Ready:
+    def enter(self, silo: Silo, manifest: RoundManifest | None = None, *, last_round: int | None = None) -> Ready:
+        """What the silo's rules say to a manifest, without its machine: a step of its own, to be played by hand."""
         manifest = manifest or self.manifest
         assert manifest is not None
+        silo.clear()
         silo.ready = Ready.enter(
             self.membership(silo),
             manifest,
             self.peers,
             silo.sessions,
-            last_round=silo.last_round,
+            last_round=silo.last_round if last_round is None else last_round,
             model_hash=self.model.state.hash,
         )
-        silo.proposed = silo.submitted = silo.observing = silo.confirmed = silo.revealed = None
         return silo.ready
 
+    def announce(self, silo: Silo) -> None:
+        """The silo hears of the round and gets ready, up to the beginning of its training."""
+        assert self.manifest is not None
+        self.leave_round(silo)
+        silo.clear()
+        signed = SignedRoundManifest(self.manifest, SERVER.sign(round_manifest_message(self.manifest)))
+        silo.player.time_passes()
+        self.answer_join(silo, signed)
+        silo.remember_step()
+
+    def leave_round(self, silo: Silo) -> None:
+        """A silo that is still in a round nobody will end goes back to waiting."""
+        if silo.machine.phase is not SiloPhase.IDLE:
+            self.miss_the_end(silo)
+            silo.player.answer(GetUpdate, Refusal(OutOfPhaseError("nobody knows")))
+
+    def miss_the_end(self, silo: Silo) -> None:
+        """The round went on without this silo, which may still be training: it asks how the round ended."""
+        while silo.machine.phase is not SiloPhase.CONCLUDING:
+            if silo.machine.phase is SiloPhase.TRAINING and not silo.player.waits_for(GetConsensus):
+                silo.player.time_passes()
+            silo.player.answer(object, Refusal(OutOfPhaseError("the round is over")))
+
     def train(self, silo: Silo, scale: float = 0.1) -> None:
-        version = self.model.state.version
-        if silo.memory.needs_training(version):
-            fixed = self.updates.get(silo.name)
-            if fixed is not None:
-                silo.memory = silo.memory.trained(version, fixed)
-                return
-            update = silo.rng.normal(scale=scale, size=self.run.parameters).astype(np.float32)
-            silo.memory = silo.memory.trained(version, update)
+        """Whatever it trains comes to its end; a training for an older model is followed by one for the round's."""
+        while silo.player.train is not None:
+            train, silo.player.train = silo.player.train, None
+            update = self.updates.get(silo.name)
+            if update is None:
+                update = silo.rng.normal(scale=scale, size=self.run.parameters).astype(np.float32)
+            self.unsent[silo.name] = update
+            silo.player.feed(Trained(train.model.version, update, {}))
+        silo.remember_step()
 
     def propose(self, silo: Silo) -> None:
         """Train, draw I_k, send the proposal."""
-        self.effects += self.round.receive(self.prepare(silo).message)
+        self.prepare(silo)
+        self.effects += self.round.receive(silo.said(Proposal))
+        silo.answer(Proposal, Accepted())
 
     def prepare(self, silo: Silo) -> Proposed:
         """The proposal, ready to be sent."""
-        assert silo.ready is not None
-        assert self.manifest is not None
         self.train(silo)
-        silo.last_round = self.manifest.round
-        coordinates = propose(silo.memory.g(), self.manifest.per_silo, self.manifest.alpha, silo.rng)
-        session = AgreementKey.generate(entropy_from(silo.rng))
-        silo.proposed = silo.ready.propose(coordinates, session, entropy_from(silo.rng))
-        silo.sessions[session.public] = session
+        assert silo.proposed is not None
         return silo.proposed
 
     def submit(self, silo: Silo) -> None:
-        assert silo.proposed is not None
-        consensus = self.round.consensus_for(silo.name)
-        silo.submitted = silo.proposed.on_consensus(consensus, silo.memory.g(), silo.rng)
-        silo.memory = silo.memory.submitted(Pending.of(silo.submitted))
-        self.effects += self.round.receive(silo.submitted.message)
+        silo.answer(GetConsensus, self.round.consensus_for(silo.name))
+        self.effects += self.round.receive(silo.said(Submission))
+        silo.answer(Submission, Accepted())
+
+    def submit_in_vain(self, silo: Silo) -> None:
+        """The submission comes too late: the silo goes on as a holder."""
+        silo.answer(GetConsensus, self.round.consensus_for(silo.name))
+        silo.answer(Submission, Refusal(OutOfPhaseError("too late")))
 
     def observe(self, silo: Silo) -> None:
-        assert silo.ready is not None
-        silo.last_round = self.round_number
-        silo.observing = silo.ready.watch().on_consensus(self.round.consensus_for(silo.name))
+        """The silo is not ready when the others agree: it goes on as a holder."""
+        silo.player.time_passes()
+        silo.answer(GetConsensus, self.round.consensus_for(silo.name))
 
     def confirm(self, silo: Silo) -> None:
-        step = silo.submitted or silo.observing
-        assert step is not None
-        silo.confirmed = step.on_survivors(self.round.survivors())
-        self.effects += self.round.receive(silo.confirmed.message)
+        silo.answer(GetSurvivors, self.round.survivors())
+        self.effects += self.round.receive(silo.said(Confirmation))
 
     def reveal(self, silo: Silo, signatures: Signatures | None = None) -> None:
-        assert silo.confirmed is not None
-        silo.revealed = silo.confirmed.on_signatures(signatures if signatures is not None else self.round.confirmations())
+        given = signatures if signatures is not None else self.round.confirmations()
+        silo.answer(Confirmation, Confirmations(given))
         if self.round.phase is Phase.REVEAL:
-            self.effects += self.round.receive(silo.revealed.message)
+            self.effects += self.round.receive(silo.said(Reveal))
+        silo.answer(Reveal, Accepted())
 
     def deadline(self) -> None:
         self.effects += self.round.receive(DeadlinePassed(self.round.phase))
@@ -331,5 +493,14 @@ class Federation:
             self.run.digest(), self.round_number, result.outcome, result.reason, self.model.state.name, evidence, descent
         )
         for silo in self.silos.values():
-            silo.memory, _ = silo.memory.settle(update)
+            self.tell(silo, update)
         return update
+
+    def tell(self, silo: Silo, update: Update) -> None:
+        """The outcome reaches the silo, wherever it stands; what it renounces is not passed on."""
+        player, round_number = silo.player, update.round
+        if silo.machine.part is None or silo.machine.part.manifest.round != round_number:
+            return
+        self.miss_the_end(silo)
+        while player.waits_for(GetUpdate):
+            player.answer(GetUpdate, Concluded(update, None, "running"))

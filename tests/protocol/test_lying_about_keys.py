@@ -155,9 +155,7 @@ def test_a_low_order_session_key_stops_nobody_but_its_owner() -> None:
     low = bytes(32)
     for silo in federation.members[:5]:
         federation.propose(silo)
-    federation.train(bad)
-    assert bad.ready is not None
-    honest = bad.ready.propose(np.arange(bad.ready.manifest.per_silo), AgreementKey.generate(), lambda n: bad.rng.bytes(n))
+    honest = federation.prepare(bad)
     record = replace(honest.message.record, next_session_key=low)
     record = replace(record, signature=bad.signing_key.sign(record.digest(federation.round.c1)))
     message = replace(
@@ -234,10 +232,6 @@ def test_a_proposal_under_another_silos_name_is_refused() -> None:
     federation = Federation.of(6)
     federation.open_round()
     one, two = federation.members[:2]
-    federation.train(one)
-    assert one.ready is not None
-    message = one.ready.propose(
-        np.arange(one.ready.manifest.per_silo), AgreementKey.generate(), lambda n: one.rng.bytes(n)
-    ).message
+    message = federation.prepare(one).message
     with pytest.raises((CryptoError, InvalidInputError)):
         federation.round.receive(replace(message, silo=two.name))

@@ -126,7 +126,6 @@ def test_silos_shown_different_manifests_can_be_combined_with_nobody() -> None:
     for silo in federation.members:
         if silo is not victim:
             federation.propose(silo)
-    federation.train(victim)
     assert victim.ready is not None
     session = AgreementKey.generate()
     victim.proposed = victim.ready.propose(np.arange(manifest.per_silo), session, lambda n: victim.rng.bytes(n))
@@ -145,10 +144,10 @@ def test_silos_sent_different_models_can_be_combined_with_nobody() -> None:
     victim, mate, *rest = federation.members
     trap = replace(manifest, model_hash=b"t" * 32)
     for silo in (mate, *rest):
+        federation.train(silo)
         silo.ready = Ready.enter(
             federation.membership(silo), trap, federation.peers, silo.sessions, last_round=0, model_hash=b"t" * 32
         )
-        federation.train(silo)
         silo.proposed = silo.ready.propose(
             np.arange(manifest.per_silo),
             AgreementKey.generate(),

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from fedrep.errors import CryptoError
-from fedrep.protocol.messages import Outcome, Phase, Reveal
+from fedrep.protocol.messages import Outcome, Phase, Proposal, Reveal
 from fedrep.protocol.preflight import preflight
+from fedrep.protocol.silo_effects import Accepted
 from fedrep.protocol.silo_rules import Policy, check_run
 from fedrep.secagg.keys import AgreementKey
-from tests.protocol.federation import Federation
+from tests.protocol.federation import Federation, entropy_from
 from tests.protocol.lying_server import LyingServer
 from tests.protocol.silo_refusal import refused
 
@@ -66,13 +67,11 @@ def test_a_consensus_of_exactly_m_k_coordinates_is_accepted() -> None:
     federation.open_round()
     for number, silo in enumerate(federation.members):
         federation.train(silo)
-        assert silo.ready is not None
-        silo.proposed = silo.ready.propose(
-            np.array([2 * number, 2 * number + 1]),
-            AgreementKey.generate(),
-            lambda n, s=silo: s.rng.bytes(n),  # type: ignore[misc]
-        )
+        own = np.array([2 * number, 2 * number + 1])
+        silo.exchange(federation.enter(silo, last_round=0).propose(own, AgreementKey.generate(), entropy_from(silo.rng)))
+        assert silo.proposed is not None
         federation.round.receive(silo.proposed.message)
+        silo.answer(Proposal, Accepted())
     for silo in federation.members:
         federation.submit(silo)
     assert federation.round.phase is Phase.CONFIRM

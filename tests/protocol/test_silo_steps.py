@@ -172,9 +172,7 @@ def test_a_silo_whose_proposal_arrived_late_observes_and_one_with_a_place_cannot
     for silo in federation.members[1:]:
         federation.propose(silo)
     federation.deadline()
-    federation.train(late)
-    assert late.ready is not None
-    proposed = late.ready.propose(np.arange(late.ready.manifest.per_silo), AgreementKey.generate(), entropy_from(late.rng))
+    proposed = federation.prepare(late)
     observing = proposed.observe(federation.round.consensus_for(late.name))
     assert len(observing.agreement.held) == 6
     for second in (proposed.observe, lambda consensus: proposed.on_consensus(consensus, late.memory.g(), late.rng)):

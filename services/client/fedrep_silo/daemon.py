@@ -12,6 +12,8 @@ import time
 from collections.abc import Coroutine
 from typing import Any
 
+import numpy as np
+
 from fedrep.errors import FedrepError
 from fedrep.protocol.manifests import SiloName
 from fedrep.protocol.model_state import ModelState
@@ -34,7 +36,7 @@ from fedrep.protocol.silo_effects import (
     Train,
     Wait,
 )
-from fedrep.protocol.silo_machine import Conduct, SiloIdentity, SiloMachine
+from fedrep.protocol.silo_machine import Conduct, Randomness, SiloIdentity, SiloMachine
 from fedrep.protocol.silo_state import SiloState
 from fedrep_identity.certificates import Credentials, TrustStore
 from fedrep_silo.config import ClientSettings
@@ -75,7 +77,7 @@ class SiloDaemon:
             FederationTrust(trust),
             settings.policy.rules(bytes.fromhex(trainer.layout.digest)),
             Drill.of(settings.drill),
-            secrets.token_bytes,
+            Randomness(secrets.token_bytes, lambda: np.random.default_rng(secrets.randbits(256))),
         )
         conduct = Conduct(settings.run, settings.training_failures, settings.proof_rounds, settings.give_up_after)
         return SiloMachine(own, conduct, self.folder.load(trainer))
