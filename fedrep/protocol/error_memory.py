@@ -1,8 +1,10 @@
 """The error memory u_k across rounds that may be skipped, lost or lied about (Algorithm 1, and what it leaves open).
 
-Values that were submitted leave the residual at once and are kept as `pending`. They come back only with proof that nobody can
-have opened them: a server's word is not proof, since a silo that sends the same values again in another group can be solved for.
-All objects are frozen; the caller writes the new state to disk before the message that depends on it.
+Nothing is sent twice. A training's g = u + local update is submitted once; from then on u is what it was before that training,
+with zero where values were sent, until proof says more (rule N1). With proof that the values were opened u becomes what was not
+sent of g: g off I, and on I the rounding error alone; what lay outside +-R is given up (N2). With proof that they stayed closed
+the same g may be proposed again while the model stays. The server's word is no proof, in either direction: a silo that sent
+again on it could be solved for, and one that let its memory grow on it would become loud enough to be read in one sum.
 """
 
 from __future__ import annotations
@@ -10,182 +12,153 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedrep.errors import CryptoError, InvalidInputError
 from fedrep.protocol.manifests import RunHash, SiloName
-from fedrep.protocol.messages import Outcome, Statement, SurvivorSet, Update, statement_message
+from fedrep.protocol.messages import Evidence, Statement, SurvivorSet, statement_message
 from fedrep.protocol.silo_round import Submitted
 from fedrep.protocol.silo_rules import count_confirmations
 from fedrep.protocol.thresholds import openable_buffers, share_threshold
 from fedrep.secagg.keys import VerifyKey
-from fedrep.sparsify import residual as rest
+from fedrep.sparsify import gather
 
 
 @dataclass(frozen=True, slots=True)
-class Pending:
-    """Values of one round whose fate is open, with all that is needed to judge a proof about them later."""
+class Contribution:
+    """g of one training, not sent yet, or proven to have stayed closed. In memory only: a restarted silo trains again."""
+
+    training: int
+    version: int
+    g: NDArray[np.float32] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where and under which terms values were submitted: all that a proof about them is judged by."""
 
     run: RunHash
     round: int
     silo: SiloName
-    place: int
+    buffer: int
     c2: bytes
     min_survivors: int
     byzantine: int
     colluders: int
     holders: Mapping[SiloName, VerifyKey]
-    indices: NDArray[np.int64] = field(repr=False)
-    sent: NDArray[np.float32] = field(repr=False)
 
     @classmethod
-    def of(cls, submitted: Submitted) -> Pending:
-        agreement = submitted.agreement
-        ready = agreement.ready
-        run = ready.member.run
+    def of(cls, submitted: Submitted) -> Place:
+        ready, run = submitted.agreement.ready, submitted.agreement.ready.member.run
         return cls(
             ready.manifest.run,
             ready.manifest.round,
             ready.member.name,
             submitted.place,
-            agreement.c2,
+            submitted.agreement.c2,
             run.min_survivors,
             run.byzantine,
             run.colluders,
             {entry.name: ready.peers[entry.name].verify_key for entry in ready.manifest.roster},
-            agreement.indices,
-            submitted.values.dequantized,
         )
 
 
-class Fate(Enum):
-    """What became of pending values."""
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """Values that were submitted and whose fate is open. `before` is u on I from before the training."""
 
-    USED = "used"
-    RESTORED = "restored"
-    UNDECIDED = "undecided"
+    place: Place
+    contribution: Contribution
+    clip_range: float
+    indices: NDArray[np.int64] = field(repr=False)
+    sent: NDArray[np.float32] = field(repr=False)
+    before: NDArray[np.float32] = field(repr=False)
+
+
+class Fate(Enum):
+    """What became of pending values, and what that rests on."""
+
+    OPENED = "opened"
+    CLOSED = "closed"
+    UNKNOWN = "unknown"
     GIVEN_UP = "given up"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ErrorMemory:
-    """u, the local update not yet folded in, and the pending values; `trained_version` is the version already trained on."""
+    """u and the one pending submission. `given_up` and `clipped_mass` are the operator's to know, and never leave the silo."""
 
     residual: NDArray[np.float32] = field(repr=False)
-    trained_version: int | None = None
-    update: NDArray[np.float32] | None = field(default=None, repr=False)
-    pending: tuple[Pending, ...] = ()
+    pending: Pending | None = None
     given_up: int = 0
+    clipped_mass: float = 0.0
 
-    def lasts_like(self, other: ErrorMemory) -> bool:
-        """Whether both are the same on disk: an update that was not submitted lives in memory only, and is trained again."""
-        same = self.residual is other.residual and self.pending is other.pending and self.given_up == other.given_up
-        return same and self.lasting_version == other.lasting_version
-
-    @property
-    def lasting_version(self) -> int | None:
-        return self.trained_version if self.update is None else None
-
-    def needs_training(self, model_version: int) -> bool:
-        """A silo trains once per model version; training again on a restored g diverges."""
-        return self.trained_version != model_version
-
-    def trained(self, model_version: int, update: NDArray[np.float32]) -> ErrorMemory:
-        """An update of an older version that was never submitted is forgotten: a late silo does not pile up stale ones."""
+    def contribution(self, training: int, version: int, update: NDArray[np.float32]) -> Contribution:
         if update.shape != self.residual.shape:
             raise InvalidInputError(f"the update has {update.shape} values, the error memory {self.residual.shape}")
-        return replace(self, trained_version=model_version, update=update)
+        return Contribution(training, version, self.residual + update)
 
-    def g(self) -> NDArray[np.float32]:
-        """g = u + local update, less anything pending (which already left the residual)."""
-        return self._g
+    def submitted(self, contribution: Contribution, submitted: Submitted, sent: NDArray[np.float32] | None = None) -> ErrorMemory:
+        """Before SubmitMaskedShare, in one write: the worst case, and what is needed to mend it. `sent` differs in drills."""
+        if self.pending is not None:
+            raise InvalidInputError("the fate of the last submission must be decided before the next")
+        indices = submitted.agreement.indices
+        before = gather(self.residual, indices)
+        residual = self.residual.copy()
+        residual[indices] = 0.0
+        values = submitted.values
+        given = values.dequantized if sent is None else sent
+        pending = Pending(Place.of(submitted), contribution, values.clip_range, indices, given, before)
+        return replace(self, residual=residual, pending=pending)
 
-    @cached_property
-    def _g(self) -> NDArray[np.float32]:
-        # A round reads g three times: to propose, to submit, and for what stays behind. Nobody may change it in between.
-        if self.update is None:
-            return self.residual
-        total = self.residual + self.update
-        total.flags.writeable = False
-        return total
-
-    def submitted(self, pending: Pending) -> ErrorMemory:
-        """u <- g - sent, so that quantization error and clipped mass stay in the residual."""
-        left = rest(self.g(), pending.indices, pending.sent)
-        return replace(self, residual=left, update=None, pending=(*self.pending, pending))
-
-    def settle(self, update: Update) -> tuple[ErrorMemory, Fate | None]:
-        """Judge the pending values of the update's round; None if there are none."""
-        pending = next((p for p in self.pending if (p.run, p.round) == (update.run, update.round)), None)
-        if pending is None:
-            return self, None
-        fate = judge(pending, update)
-        if fate is Fate.UNDECIDED:
-            return self, fate
-        others = tuple(p for p in self.pending if p is not pending)
-        if fate is Fate.RESTORED:
-            restored = self.residual.copy()
-            restored[pending.indices] += pending.sent
-            return replace(self, residual=restored, pending=others), fate
-        lost = 1 if fate is Fate.GIVEN_UP else 0
-        return replace(self, pending=others, given_up=self.given_up + lost), fate
-
-    def give_up(self, round_number: int) -> ErrorMemory:
-        """No proof came in time: the values of this round are lost, and counted."""
-        kept = tuple(p for p in self.pending if p.round != round_number)
-        return replace(self, pending=kept, given_up=self.given_up + len(self.pending) - len(kept))
+    def settle(self, fate: Fate) -> ErrorMemory:
+        """In one write, before the next proposal. UNKNOWN leaves everything as it was."""
+        pending = self.pending
+        if pending is None or fate is Fate.UNKNOWN:
+            return self
+        if fate is Fate.GIVEN_UP:
+            return replace(self, pending=None, given_up=self.given_up + 1)
+        if fate is Fate.CLOSED:
+            residual = self.residual.copy()
+            residual[pending.indices] = pending.before
+            return replace(self, residual=residual, pending=None)
+        g = gather(pending.contribution.g, pending.indices)
+        kept = np.clip(g, -pending.clip_range, pending.clip_range)
+        residual = pending.contribution.g.copy()
+        residual[pending.indices] = kept - pending.sent
+        clipped = float(np.abs(g - kept).sum(dtype=np.float64))
+        return replace(self, residual=residual, pending=None, clipped_mass=self.clipped_mass + clipped)
 
 
-def judge(pending: Pending, update: Update) -> Fate:
-    """USED and GIVEN_UP take the server's word (they send nothing again); RESTORED takes proof."""
-    if _was_opened(pending, update):
-        return Fate.USED
-    if _proved_closed_by_survivors(pending, update) or _proved_closed_by_statements(pending, update.evidence.statements):
-        return Fate.RESTORED
-    if update.outcome is Outcome.APPLIED:
-        return Fate.GIVEN_UP
-    return Fate.UNDECIDED
+def judge(place: Place, evidence: Evidence) -> Fate:
+    """OPENED and CLOSED take proof: t holders' signatures on one U, or so many renunciations that t shares cannot exist."""
+    survivors = evidence.survivors
+    if survivors is not None:
+        threshold = share_threshold(len(place.holders))
+        if count_confirmations(evidence.confirmations, place.c2, survivors, place.holders, threshold) >= threshold:
+            return Fate.OPENED if opens(place, survivors) else Fate.CLOSED  # no second U can reach t
+    return Fate.CLOSED if _renounced(place, evidence.statements) else Fate.UNKNOWN
 
 
-def _was_opened(pending: Pending, update: Update) -> bool:
-    evidence = update.evidence
-    if update.outcome is not Outcome.APPLIED or evidence.survivors is None or pending.place not in evidence.opened:
-        return False
-    return pending.silo in evidence.survivors.names()
+def opens(place: Place, survivors: SurvivorSet) -> bool:
+    """Whether rule 4 opens this silo's buffer with the silo in it."""
+    openable = openable_buffers(survivors.buffers, place.min_survivors, place.byzantine)
+    return place.buffer in openable and any(each.silo == place.silo for each in survivors.buffers[place.buffer])
 
 
-def _proved_closed_by_survivors(pending: Pending, update: Update) -> bool:
-    """t holders confirmed a U under which rule 4 does not open this silo; no second U can reach t."""
-    evidence = update.evidence
-    if evidence.survivors is None:
-        return False
-    threshold = share_threshold(len(pending.holders))
-    if count_confirmations(evidence.confirmations, pending.c2, evidence.survivors, pending.holders, threshold) < threshold:
-        return False
-    return not _opens(pending, evidence.survivors)
-
-
-def _opens(pending: Pending, survivors: SurvivorSet) -> bool:
-    openable = openable_buffers(survivors.buffers, pending.min_survivors, pending.byzantine)
-    return pending.place in openable and pending.silo in survivors.names()
-
-
-def _proved_closed_by_statements(pending: Pending, statements: tuple[Statement, ...]) -> bool:
+def _renounced(place: Place, statements: tuple[Statement, ...]) -> bool:
     """So many holders renounced that fewer than t shares can exist, even if c + f of them lie."""
-    holders = len(pending.holders)
-    needed = holders - share_threshold(holders) + 1 + pending.colluders + pending.byzantine
+    holders = len(place.holders)
+    needed = holders - share_threshold(holders) + 1 + place.colluders + place.byzantine
     valid: set[SiloName] = set()
     for statement in statements:
-        key = pending.holders.get(statement.silo)
-        if key is None or statement.silo in valid:
-            continue
-        if (statement.run, statement.round) != (pending.run, pending.round):
+        key = place.holders.get(statement.silo)
+        if key is None or statement.silo in valid or (statement.run, statement.round) != (place.run, place.round):
             continue
         try:
-            key.verify(statement.signature, statement_message(pending.run, pending.round, statement.silo))
+            key.verify(statement.signature, statement_message(place.run, place.round, statement.silo))
         except CryptoError:
             continue
         valid.add(statement.silo)

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrep.errors import CryptoError, FedrepError, InvalidInputError, ProtocolError, RefusedError
-from fedrep.protocol.error_memory import Fate, Pending
+from fedrep.protocol.error_memory import Contribution, Fate, judge, opens
 from fedrep.protocol.manifests import RoundManifest, RunManifest, SignedRoundManifest, SiloName
-from fedrep.protocol.messages import Consensus, Outcome, Signatures, Statement, SurvivorSet, Update, statement_message
+from fedrep.protocol.messages import Consensus, Evidence, Outcome, Statement, SurvivorSet, Update, statement_message
 from fedrep.protocol.model_state import ModelState, indices_of
 from fedrep.protocol.silo_effects import (
     Accepted,
@@ -117,7 +117,6 @@ class Conduct:
 
     run_name: str
     training_failures: int = 5
-    proof_rounds: int = 20
     give_up_after: float = 86400.0
 
 
@@ -129,7 +128,7 @@ class Part:
     ready: Ready | None = None
     step: Proposed | Submitted | Observing | Confirmed | Revealed | None = None
     consensus: Consensus | None = None
-    agreed: tuple[Confirmed, Signatures] | None = None
+    agreed: Evidence | None = None
     update: Update | None = None
 
 
@@ -158,12 +157,12 @@ class SiloMachine:
         self._announced = self._looked_back = self._lost = self._leaving = False
         self._training: int | None = None
         self._finished: Trained | TrainingFailed | None = None
-        self._trained: Trained | None = None
+        self._contribution: Contribution | None = None
+        self._trainer_after = state.trainer
+        self._trainings = state.journal.last_training
         self._failures = 0
         self._stopping: FedrepError | None = None
-        self._older: list[Pending] = []
         self._following: tuple[SignedRoundManifest | None, str] = (None, "")
-        self._current = 0
         self._at = Moment()
 
     def receive(self, event: Event, at: Moment) -> Effects:
@@ -294,7 +293,6 @@ class SiloMachine:
         self.phase = Phase.IDLE  # a manifest nobody signed is no round to leave
         manifest = check_round_signature(signed, self._server_certificate, self._own.trust)
         self.part = Part(manifest)
-        self._trained = None
         if self._own.name not in manifest.names:
             self._roster.absent()
             return self._conclude()
@@ -343,14 +341,28 @@ class SiloMachine:
         )
         self._sessions.forget_before(ready.session.public)
         self.part.ready = ready
+        pending = self.state.memory.pending
+        if pending is not None:  # the last chance of a proof: nothing is proposed before the fate of the last values is decided
+            return self._ask(Phase.SETTLING, GetUpdate(pending.place.run, pending.place.round))
         return self._decide_to_train(model)
+
+    def _settle_late(self, answer: Concluded | Refusal) -> Effects:
+        held = self.state.model
+        assert held is not None
+        self.phase = Phase.MEETING
+        fate = self._judge(answer.update.evidence) if isinstance(answer, Concluded) else []
+        if self.state.memory.pending is not None:
+            fate = self._decide_fate(Fate.GIVEN_UP)
+        return [*fate, *self._decide_to_train(held)]
 
     # Training and proposing.
 
     def _decide_to_train(self, model: ModelState) -> Effects:
         """A silo whose budget is spent, or outside its hours, holds the others' shares in this round."""
         manifest = self._manifest
-        if self.state.journal.repeated_proposal(manifest) is None:
+        if self._contribution is not None and self._contribution.version != model.version:
+            self._contribution = None  # a late silo does not pile up stale updates
+        if self._repeated_proposal() is None:
             try:
                 check_epsilon(manifest, self.state.journal.ledger, self._own.policy)
             except RefusedError as error:
@@ -358,7 +370,7 @@ class SiloMachine:
                 return [Report(Problem(manifest, error, own=True)), *self._watch()]
         if not self._own.policy.trains_at(self._at.hour):
             return self._watch()
-        if not self.state.memory.needs_training(model.version):
+        if self._contribution is not None:
             return self._propose()
         self.phase, self._wait = Phase.TRAINING, Wait(manifest.deadlines.propose / 2)
         effects: Effects = [Report(Doing("training", manifest.round)), self._wait]
@@ -367,6 +379,11 @@ class SiloMachine:
             take = self._take_training if isinstance(finished, Trained) else self._count_failure
             return [*effects, *take(finished)]  # type: ignore[arg-type]
         return [*effects, *self._train(model)]
+
+    def _repeated_proposal(self) -> NDArray[np.int64] | None:
+        if self._contribution is None:
+            return None
+        return self.state.journal.repeated_proposal(self._manifest, self._contribution.training)
 
     def _train(self, model: ModelState) -> Effects:
         """One training at a time: one for an older model is waited for, and thrown away."""
@@ -381,8 +398,9 @@ class SiloMachine:
         if trained.version != manifest.model_version:
             return self._train(held)
         self._failures = 0
-        self._trained = trained
-        self.state = replace(self.state, memory=self.state.memory.trained(trained.version, trained.update))
+        self._trainings += 1
+        self._contribution = self.state.memory.contribution(self._trainings, trained.version, trained.update)
+        self._trainer_after = trained.state
         return [Report(HasTrained(trained)), *self._propose()]
 
     def _count_failure(self, failed: TrainingFailed) -> Effects:
@@ -415,11 +433,12 @@ class SiloMachine:
     def _propose(self) -> Effects:
         assert self.part is not None
         assert self.part.ready is not None
-        manifest, journal, own = self._manifest, self.state.journal, self._own
-        coordinates = journal.repeated_proposal(manifest)
+        assert self._contribution is not None
+        manifest, journal, own, contribution = self._manifest, self.state.journal, self._own, self._contribution
+        coordinates = self._repeated_proposal()
         if coordinates is None:
-            coordinates = propose(self.state.memory.g(), manifest.per_silo, manifest.alpha, own.randomness.generator())
-            save = self._save(journal=journal.charged(manifest, coordinates))
+            coordinates = propose(contribution.g, manifest.per_silo, manifest.alpha, own.randomness.generator())
+            save = self._save(journal=journal.charged(manifest, contribution.training, coordinates))
         else:
             save = self._save(journal=journal.entered(manifest.round))
         step = self.part.step = self.part.ready.propose(coordinates, self._sessions.new(), own.randomness.secrets)
@@ -464,13 +483,15 @@ class SiloMachine:
         if not mates and all(place.silo != self._own.name for buffer in consensus.assignment for place in buffer):
             self.part.step = step.observe(consensus)
             return self._ask_for_survivors()
-        g = self.state.memory.g()
-        holder = self.part.step = step.on_consensus(consensus, self._own.drill.of_update(g), self._own.randomness.generator())
-        pending = Pending.of(holder)
+        contribution, self._contribution = self._contribution, None
+        assert contribution is not None
+        crafted = self._own.drill.of_update(contribution.g)
+        holder = self.part.step = step.on_consensus(consensus, crafted, self._own.randomness.generator())
+        honest = None
         if self._own.drill.attack:  # the residual goes on as if honest values had been sent, or the drill would feed on itself
-            pending = replace(pending, sent=gather(g, pending.indices))
-        trainer = self._trained.state if self._trained is not None else self.state.trainer
-        save = self._save(memory=self.state.memory.submitted(pending), trainer=trainer)
+            honest = gather(contribution.g, holder.agreement.indices)
+        memory = self.state.memory.submitted(contribution, holder, honest)
+        save = self._save(memory=memory, trainer=self._trainer_after)
         submitting = Report(Doing("submitting", self._manifest.round))
         return [save, submitting, *self._say(Phase.SUBMITTING, save, holder.message, mates=mates)]
 
@@ -497,9 +518,14 @@ class SiloMachine:
         assert self.part is not None
         assert isinstance(self.part.step, Confirmed)
         confirmed, revealed = self.part.step, self.part.step.on_signatures(confirmations.signatures)
-        self.part.step, self.part.agreed = revealed, (confirmed, confirmations.signatures)
-        save = self._save(journal=self.state.journal.revealing(self._manifest.round))
-        return [save, *self._say(Phase.REVEALING, save, revealed.message)]
+        own = (self._own.name, confirmed.message.signature)
+        self.part.step = revealed
+        self.part.agreed = Evidence(confirmed.survivors, (*confirmations.signatures, own))
+        effects: Effects = [self._save(journal=self.state.journal.revealing(self._manifest.round))]
+        pending = self.state.memory.pending
+        if pending is not None and opens(pending.place, confirmed.survivors):
+            effects += self._decide_fate(Fate.OPENED)  # t holders signed this very U: whatever the server says from here on
+        return [*effects, *self._say(Phase.REVEALING, self._saved, revealed.message)]
 
     def _has_revealed(self, _: Accepted | Refusal) -> Effects:
         """A refusal means that the round closed as soon as enough holders had revealed."""
@@ -544,9 +570,9 @@ class SiloMachine:
 
     def _learn_outcome(self, concluded: Concluded) -> Effects:
         assert self.part is not None
-        if self.part.agreed is not None:
-            confirmed, signatures = self.part.agreed
-            evidence = replace(concluded.update.evidence, survivors=confirmed.survivors, confirmations=signatures)
+        agreed = self.part.agreed
+        if agreed is not None:
+            evidence = replace(concluded.update.evidence, survivors=agreed.survivors, confirmations=agreed.confirmations)
             concluded = replace(concluded, update=replace(concluded.update, evidence=evidence))
         elif self._own.name in self._manifest.names:
             return self._renounce(concluded) or self._settle(concluded)
@@ -564,48 +590,40 @@ class SiloMachine:
         return [save, *self._say(Phase.RENOUNCING, save, GetUpdate(run, number, statement))]
 
     def _settle(self, concluded: Concluded) -> Effects:
-        """What became of values that were sent, the next model, and then whatever is still open from older rounds."""
+        """What became of values that were sent, and the next model."""
         update = concluded.update
         if self.part is not None:
             self.part.update = update
             self._following = (concluded.next_round, concluded.state)
-        self._current = update.round
-        effects = [*self._judge(update), *self._follow(update)]
-        self._older = [pending for pending in self.state.memory.pending if pending.round < update.round]
-        return [*effects, *self._settle_older(concluded)]
+        pending = self.state.memory.pending
+        about = pending is not None and (pending.place.run, pending.place.round) == (update.run, update.round)
+        fate = self._judge(update.evidence) if about else []
+        return [*fate, *self._follow(update), *self._end_round()]
 
-    def _judge(self, update: Update) -> Effects:
-        memory, fate = self.state.memory.settle(update)
-        if fate is None or fate is Fate.UNDECIDED:
-            return []
-        return [self._save(memory=memory), Report(Settled(update.round, fate))]
+    def _judge(self, evidence: Evidence) -> Effects:
+        pending = self.state.memory.pending
+        fate = Fate.UNKNOWN if pending is None else judge(pending.place, evidence)
+        return [] if fate is Fate.UNKNOWN else self._decide_fate(fate)
+
+    def _decide_fate(self, fate: Fate) -> Effects:
+        pending = self.state.memory.pending
+        assert pending is not None
+        if fate is Fate.CLOSED:
+            self._contribution = pending.contribution  # the same g again, while the model stays
+        return [self._save(memory=self.state.memory.settle(fate)), Report(Settled(pending.place.round, fate))]
 
     def _follow(self, update: Update) -> Effects:
         """The next model from the update if this silo holds the one before; else it is fetched when needed."""
         model = self.state.model
         if update.outcome is not Outcome.APPLIED or model is None or model.version + 1 != update.model.version:
             return []
-        agreed = self.part.agreed if self.part is not None else None
+        step = self.part.step if self.part is not None else None
         try:
-            indices = agreed[0].agreement.indices if agreed is not None else indices_of(update, model.vector.size)
+            indices = step.agreement.indices if isinstance(step, Revealed) else indices_of(update, model.vector.size)
             return [self._save(model=model.follow(update, indices))]
         except (RefusedError, InvalidInputError) as error:
             self.state = replace(self.state, model=None)
             return [Report(Remark("model_fetched_again", str(error), update.round))]
-
-    def _settle_older(self, answer: Concluded | Refusal) -> Effects:
-        """Proof may come later; after a while the values are given up, and counted."""
-        effects: Effects = []
-        if self.phase is Phase.SETTLING and isinstance(answer, Concluded):
-            effects += self._judge(answer.update)
-        if self._older:
-            pending = self._older.pop(0)
-            return [*effects, *self._ask(Phase.SETTLING, GetUpdate(pending.run, pending.round))]
-        for pending in self.state.memory.pending:
-            if self._current - pending.round > self._conduct.proof_rounds:
-                effects.append(self._save(memory=self.state.memory.give_up(pending.round)))
-                effects.append(Report(Settled(pending.round, Fate.GIVEN_UP)))
-        return [*effects, *self._end_round()]
 
     def _end_round(self) -> Effects:
         part, self.part = self.part, None

@@ -29,7 +29,7 @@ TrainerState = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """`proposal` is the last I_k with what it was drawn for: (model version, k, alpha, coded coordinates as hex)."""
+    """`proposal` is the last I_k with what it was drawn for: (number of the training, k, alpha, coded coordinates as hex)."""
 
     run: str = ""
     last_round: int = 0
@@ -42,16 +42,21 @@ class Journal:
         """Before the first message of a round, in any role."""
         return replace(self, last_round=max(self.last_round, round_number))
 
-    def charged(self, manifest: RoundManifest, coordinates: NDArray[np.int64]) -> Journal:
+    def charged(self, manifest: RoundManifest, training: int, coordinates: NDArray[np.int64]) -> Journal:
         """A new I_k is paid for, with its round, before it is sent."""
         release = CoordinateRelease(manifest.round, manifest.parameters, manifest.per_silo, manifest.alpha)
         coded = encode_coordinates(coordinates, manifest.parameters).hex()
-        proposal = (manifest.model_version, manifest.per_silo, manifest.alpha, coded)
+        proposal = (training, manifest.per_silo, manifest.alpha, coded)
         return replace(self.entered(manifest.round), ledger=self.ledger.charge(release), proposal=proposal)
 
-    def repeated_proposal(self, manifest: RoundManifest) -> NDArray[np.int64] | None:
-        """The last I_k, if nothing changed that it depends on: sending it again releases nothing new."""
-        if self.proposal is None or self.proposal[:3] != (manifest.model_version, manifest.per_silo, manifest.alpha):
+    @property
+    def last_training(self) -> int:
+        """The number of the last training that was proposed; the next one gets a higher number, whatever was lost."""
+        return self.proposal[0] if self.proposal is not None else 0
+
+    def repeated_proposal(self, manifest: RoundManifest, training: int) -> NDArray[np.int64] | None:
+        """The last I_k, if it was drawn from the same g: sending it again releases nothing new."""
+        if self.proposal is None or self.proposal[:3] != (training, manifest.per_silo, manifest.alpha):
             return None
         return decode_coordinates(bytes.fromhex(self.proposal[3]), manifest.parameters, manifest.per_silo)
 

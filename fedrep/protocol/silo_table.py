@@ -35,6 +35,7 @@ class Phase(Enum):
     IDLE = "waiting for a round"
     FETCHING = "fetching the model"
     MEETING = "fetching certificates"
+    SETTLING = "asking what became of its last values"
     TRAINING = "training"
     PROPOSING = "proposing"
     AGREEING = "waiting for the consensus"
@@ -45,7 +46,6 @@ class Phase(Enum):
     REJOINING = "announcing a new session key"
     CONCLUDING = "waiting for the update"
     RENOUNCING = "renouncing"
-    SETTLING = "asking about older rounds"
     ENDED = "ended"
 
 
@@ -58,14 +58,15 @@ class Row(NamedTuple):
 
 P = Phase
 _NEXT = (P.IDLE, P.ASKING, P.ENDED)  # between rounds
-_ROUND = (P.FETCHING, P.MEETING, P.TRAINING, P.PROPOSING, P.AGREEING, P.CONCLUDING, P.REJOINING)
+_ROUND = (P.FETCHING, P.MEETING, P.SETTLING, P.TRAINING, P.PROPOSING, P.AGREEING, P.CONCLUDING, P.REJOINING)
 _LEFT = (P.CONCLUDING, P.REJOINING)  # the silo leaves the round, and waits for how it ends
-_AFTER = (P.SETTLING, *_NEXT, *_ROUND)
+_AFTER = (*_NEXT, *_ROUND)
 
 IN_ROUND = frozenset(
     {
         P.FETCHING,
         P.MEETING,
+        P.SETTLING,
         P.TRAINING,
         P.PROPOSING,
         P.AGREEING,
@@ -89,6 +90,8 @@ TABLE: Mapping[tuple[Phase, type], Row] = {
     (P.FETCHING, Refusal): Row("_leave_round", _LEFT),
     (P.MEETING, Certificates): Row("_meet", _ROUND),
     (P.MEETING, Refusal): Row("_leave_round", _LEFT),
+    (P.SETTLING, Concluded): Row("_settle_late", _ROUND),
+    (P.SETTLING, Refusal): Row("_settle_late", _ROUND),
     (P.TRAINING, Trained): Row("_take_training", (P.TRAINING, P.PROPOSING, P.AGREEING)),
     (P.TRAINING, TrainingFailed): Row("_count_failure", (P.TRAINING, P.AGREEING)),
     (P.TRAINING, TimePassed): Row("_ask_while_training", (P.TRAINING,)),
@@ -113,6 +116,4 @@ TABLE: Mapping[tuple[Phase, type], Row] = {
     (P.CONCLUDING, Refusal): Row("_lose_track", (P.IDLE, P.ENDED)),
     (P.RENOUNCING, Concluded): Row("_settle", _AFTER),
     (P.RENOUNCING, Refusal): Row("_lose_track", (P.IDLE, P.ENDED)),
-    (P.SETTLING, Concluded): Row("_settle_older", _AFTER),
-    (P.SETTLING, Refusal): Row("_settle_older", _AFTER),
 }

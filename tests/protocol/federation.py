@@ -172,6 +172,14 @@ class Silo:
         self.machine.state = replace(self.machine.state, memory=memory)
 
     @property
+    def g(self) -> NDArray[np.float32]:
+        """Of its last training, sent or not; the residual alone if there is none."""
+        pending, contribution = self.memory.pending, self.machine._contribution
+        if contribution is None:
+            contribution = pending.contribution if pending is not None else None
+        return contribution.g if contribution is not None else self.memory.residual
+
+    @property
     def last_round(self) -> int:
         return self.machine.state.journal.last_round
 
@@ -234,7 +242,7 @@ class Federation:
     manifest: RoundManifest | None = None
     effects: list[Effect] = field(default_factory=list)
     updates: dict[SiloName, NDArray[np.float32]] = field(default_factory=dict)
-    unsent: dict[SiloName, NDArray[np.float32]] = field(default_factory=dict)
+    told: dict[int, Update] = field(default_factory=dict)
 
     @classmethod
     def of(cls, silos: int, parameters: int = 64, seed: int = 0, key_kind: str = "ed25519", **changes: object) -> Federation:
@@ -270,8 +278,7 @@ class Federation:
 
     def answer_join(self, silo: Silo, signed: SignedRoundManifest | None) -> None:
         """Whatever the silo asks until it stands in the round, or waits for one."""
-        run = SignedRunManifest(self.run, "admin", b"admin", ADMIN.sign(run_manifest_message(self.run)))
-        joined = Joined(run, signed, self.model.state.name, "running", b"server", self.round_number, 1)
+        joined = Joined(self.signed_run(), signed, self.model.state.name, "running", b"server", self.round_number, 1)
         player = silo.player
         while player.waits_for(Join):
             silo.answer(Join, joined)
@@ -283,8 +290,16 @@ class Federation:
 
     def open_round(self, roster: Iterable[SiloName] | None = None) -> RoundManifest:
         """A new manifest and machine; every silo of the roster checks it and gets ready."""
+        manifest = self.new_round(roster)
+        for name in manifest.names:
+            self.announce(self.silos[name])
+        return manifest
+
+    def new_round(self, roster: Iterable[SiloName] | None = None) -> RoundManifest:
+        """Of all who hold a session key, or of the roster given."""
         self.round_number += 1
-        names = sorted(roster if roster is not None else self.silos, key=str.encode)
+        present = [name for name, silo in self.silos.items() if silo.sessions]
+        names = sorted(roster if roster is not None else present, key=str.encode)
         entries = []
         for name in names:
             silo = self.silos[name]
@@ -314,9 +329,14 @@ class Federation:
         order = tuple(SiloName(name) for name in buffers.shuffle(self.run.silos, self.rng))
         keys = {name: self.silos[name].signing_key.verify_key for name in names}
         self.server = ServerRound(self.run, self.manifest, keys, order, self.rng)
-        for name in names:
-            self.announce(self.silos[name])
         return self.manifest
+
+    def signed(self) -> SignedRoundManifest:
+        assert self.manifest is not None
+        return SignedRoundManifest(self.manifest, SERVER.sign(round_manifest_message(self.manifest)))
+
+    def signed_run(self) -> SignedRunManifest:
+        return SignedRunManifest(self.run, "admin", b"admin", ADMIN.sign(run_manifest_message(self.run)))
 
     def membership(self, silo: Silo) -> Membership:
         return Membership(silo.name, self.run, self.policy, silo.signing_key)
@@ -341,9 +361,13 @@ class Federation:
         assert self.manifest is not None
         self.leave_round(silo)
         silo.clear()
-        signed = SignedRoundManifest(self.manifest, SERVER.sign(round_manifest_message(self.manifest)))
         silo.player.time_passes()
-        self.answer_join(silo, signed)
+        self.answer_join(silo, self.signed())
+        pending = silo.memory.pending
+        if silo.machine.phase is SiloPhase.SETTLING and pending is not None:
+            told = self.told.get(pending.place.round)
+            nobody_knows = Refusal(OutOfPhaseError("nobody knows"))
+            silo.answer(GetUpdate, nobody_knows if told is None else Concluded(told, None, "running"))
         silo.remember_step()
 
     def leave_round(self, silo: Silo) -> None:
@@ -366,7 +390,6 @@ class Federation:
             update = self.updates.get(silo.name)
             if update is None:
                 update = silo.rng.normal(scale=scale, size=self.run.parameters).astype(np.float32)
-            self.unsent[silo.name] = update
             silo.player.feed(Trained(train.model.version, update, {}))
         silo.remember_step()
 
@@ -480,6 +503,13 @@ class Federation:
 
     def finish(self) -> Update:
         """Apply the outcome on the server and let every silo settle its pending values."""
+        update = self.told[self.round_number] = self.close()
+        for silo in self.silos.values():
+            self.tell(silo, update)
+        return update
+
+    def close(self) -> Update:
+        """The next model, and what the server tells about the round."""
         result = self.round.result
         assert result is not None
         descent = None
@@ -489,12 +519,9 @@ class Federation:
                 result.indices, result.coordinates, result.combined.vector, self.run.downlink_bits
             )
         evidence = Evidence(result.survivors, result.confirmations, (), result.opened)
-        update = Update(
+        return Update(
             self.run.digest(), self.round_number, result.outcome, result.reason, self.model.state.name, evidence, descent
         )
-        for silo in self.silos.values():
-            self.tell(silo, update)
-        return update
 
     def tell(self, silo: Silo, update: Update) -> None:
         """The outcome reaches the silo, wherever it stands; what it renounces is not passed on."""

@@ -90,7 +90,7 @@ class LyingServer:
         """The silo submits under this consensus, or raises what it has against it."""
         consensus = self.consensus(silo, groups, indices)
         assert silo.proposed is not None
-        silo.submitted = silo.proposed.on_consensus(consensus, silo.memory.g(), silo.rng)
+        silo.submitted = silo.proposed.on_consensus(consensus, silo.g, silo.rng)
         c2 = consensus_context(self.c1, consensus.coordinates, consensus.assignment)
         self.submissions[silo.name] = (silo.submitted.message, consensus.assignment, c2)
         return silo.submitted

@@ -8,6 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrep.protocol.error_memory import ErrorMemory, Pending
 from fedrep.protocol.silo_effects import (
     Answer,
     Answered,
@@ -43,6 +47,10 @@ class Player:
         self.fuse: int | None = None
         self.moments = 0
         self.wire: list[Request] = []
+        self.disk_when_said: list[SiloState] = []
+        self.submitted: dict[int, Pending] = {}
+        self.settled: dict[int, ErrorMemory] = {}
+        self.worst: dict[int, NDArray[np.float32]] = {}
         self.restart()
 
     def restart(self) -> None:
@@ -68,6 +76,9 @@ class Player:
         """To the request of that kind that is waiting."""
         request = next(request for request in self.waiting if isinstance(request, kind))
         self.waiting = [each for each in self.waiting if each is not request]
+        return self.feed_answer(request, answer)
+
+    def feed_answer(self, request: Request, answer: Answer) -> list[Effect]:
         return self.feed(Answered(request, answer))
 
     def waits_for(self, kind: type) -> bool:
@@ -90,6 +101,7 @@ class Player:
             case Send(message, needs):
                 self._write(needs.state)
                 self.wire.append(message)
+                self.disk_when_said.append(self.disk)
                 self.waiting.append(message)
             case Ask(question):
                 self.waiting.append(question)
@@ -103,18 +115,26 @@ class Player:
                 self.stopped = effect
 
     def _write(self, state: SiloState) -> None:
-        """Part after part, as `StateFolder.write` does; an update that was not submitted is not written."""
+        """Part after part, as `StateFolder.write` does."""
         disk = self.disk
         if state.journal is not disk.journal:
             self.disk = replace(self.disk, journal=state.journal)
             self._moment()
-        if not state.memory.lasts_like(disk.memory) or state.trainer is not disk.trainer:
-            memory = replace(state.memory, update=None, trained_version=state.memory.lasting_version)
-            self.disk = replace(self.disk, memory=memory, trainer=state.trainer)
+        if state.memory is not disk.memory or state.trainer is not disk.trainer:
+            self._note(disk.memory.pending, state.memory)
+            self.disk = replace(self.disk, memory=state.memory, trainer=state.trainer)
             self._moment()
         if state.model is not None and state.model is not disk.model:
             self.disk = replace(self.disk, model=state.model)
             self._moment()
+
+    def _note(self, before: Pending | None, memory: ErrorMemory) -> None:
+        """What was pending on disk, and the first memory without it: every fate that was ever decided."""
+        if before is not None and memory.pending is not before:
+            self.settled[before.place.round] = memory
+        if memory.pending is not None:
+            self.submitted[memory.pending.place.round] = memory.pending
+            self.worst[memory.pending.place.round] = memory.residual
 
     def _moment(self) -> None:
         self.moments += 1

@@ -60,7 +60,7 @@ def under(federation: Federation, run: RunManifest, **changes: object) -> RoundM
 
 def submit_to(silo: Silo, consensus: Consensus) -> object:
     assert silo.proposed is not None
-    return silo.proposed.on_consensus(consensus, silo.memory.g(), silo.rng)
+    return silo.proposed.on_consensus(consensus, silo.g, silo.rng)
 
 
 def own_buffer(consensus: Consensus, name: SiloName) -> int:

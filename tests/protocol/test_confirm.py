@@ -93,7 +93,7 @@ def test_a_late_submission_after_the_set_closed_is_refused(waiting: Waiting) -> 
     federation = waiting[0]
     late = federation.members[0]
     assert late.proposed is not None
-    submitted = late.proposed.on_consensus(federation.round.consensus_for(late.name), late.memory.g(), late.rng)
+    submitted = late.proposed.on_consensus(federation.round.consensus_for(late.name), late.g, late.rng)
     assert_refused(federation.round, submitted.message, OutOfPhaseError, "OUT_OF_PHASE")
 
 

@@ -35,7 +35,7 @@ def rounds(request: pytest.FixtureRequest) -> dict[Phase, tuple[Federation, Even
         elif phase is Phase.SUBMIT:
             assert silo.proposed is not None
             seen = server.consensus_for(silo.name)
-            made[phase] = federation, silo.proposed.on_consensus(seen, silo.memory.g(), silo.rng).message
+            made[phase] = federation, silo.proposed.on_consensus(seen, silo.g, silo.rng).message
         elif phase is Phase.CONFIRM:
             assert silo.submitted is not None
             made[phase] = federation, silo.submitted.on_survivors(server.survivors()).message

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedrep.errors import FedrepError, RefusedError
+from fedrep.protocol.error_memory import judge
 from fedrep.protocol.manifests import RunManifest, SignedRoundManifest, SignedRunManifest
 from fedrep.protocol.messages import Phase, Update
 from fedrep.protocol.model_state import ModelState, indices_of
@@ -39,6 +40,8 @@ class Listening:
         self.silo: Silo = self.federation.members[-1]
         self.before: ModelState = self.federation.model.state
         self.memory = self.silo.memory
+        assert self.memory.pending is not None
+        self.place = self.memory.pending.place
         self.consensus = server.consensus_for(self.silo.name)
         self.survivors, self.signatures = server.survivors(), server.confirmations()
         for silo in self.federation.members:
@@ -55,7 +58,7 @@ class Listening:
         header, payload = codec.update_to_wire(self.update)
         run = SignedRunManifest(self.federation.run, "admin", b"", b"")
         return {
-            "run": (codec.signed_run_to_wire(run), lambda wire: judge(codec.signed_run_from_wire(wire).manifest)),
+            "run": (codec.signed_run_to_wire(run), lambda wire: consider(codec.signed_run_from_wire(wire).manifest)),
             "round": (codec.signed_round_to_wire(SignedRoundManifest(self.federation.manifest, b"")), self.enter),
             "consensus": (consensus, self.submit),
             "survivors": (survivors, self.confirm),
@@ -83,11 +86,11 @@ class Listening:
         return replace(self.silo.confirmed, once=Once()).on_signatures(codec.signatures_from_wire(wire.signatures))
 
     def settle(self, update: Update) -> object:
-        self.memory.settle(update)
+        self.memory.settle(judge(self.place, update.evidence))
         return self.before.follow(update, indices_of(update, self.before.vector.size))
 
 
-def judge(run: RunManifest) -> None:
+def consider(run: RunManifest) -> None:
     run.digest()
     preflight(run)
     check_run(run, Policy(epsilon_budget=10.0), "silo-00")
@@ -141,7 +144,7 @@ def test_rules_of_a_run_that_make_no_sense_are_refused_with_an_error_of_ours(lis
             value: Any = data.draw({int: NUMBERS, float: REALS, str: TEXTS}[kind])
             run = replace(run, **{name: value})
     try:
-        judge(run)
+        consider(run)
     except FedrepError:
         return
 

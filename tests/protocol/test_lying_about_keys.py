@@ -76,7 +76,7 @@ def test_a_consensus_replayed_from_an_older_round_is_refused() -> None:
     LyingServer.with_proposals(federation)
     assert silo.proposed is not None
     step = silo.proposed
-    refused("WRONG_ROUND", lambda: step.on_consensus(old, silo.memory.g(), silo.rng))
+    refused("WRONG_ROUND", lambda: step.on_consensus(old, silo.g, silo.rng))
 
 
 def test_submission_signatures_and_confirmations_of_an_older_round_do_not_count() -> None:

@@ -109,7 +109,7 @@ def test_one_unsigned_submission_stops_nobody() -> None:
     federation.until(Phase.SUBMIT)
     liar = federation.members[0]
     assert liar.proposed is not None
-    message = liar.proposed.on_consensus(federation.round.consensus_for(liar.name), liar.memory.g(), liar.rng).message
+    message = liar.proposed.on_consensus(federation.round.consensus_for(liar.name), liar.g, liar.rng).message
     with pytest.raises(CryptoError):
         federation.round.receive(replace(message, signature=b"unsigned"))
     for silo in federation.members[1:]:

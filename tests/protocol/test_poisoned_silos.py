@@ -108,7 +108,7 @@ def vector_of(length: Callable[[int], int]) -> Callable[[Federation, Silo], None
 
     def submit(federation: Federation, silo: Silo) -> None:
         assert silo.proposed is not None
-        honest = silo.proposed.on_consensus(federation.round.consensus_for(silo.name), silo.memory.g(), silo.rng)
+        honest = silo.proposed.on_consensus(federation.round.consensus_for(silo.name), silo.g, silo.rng)
         refused(federation, replace(honest.message, masked=bytes(length(len(honest.message.masked)))))
 
     return submit

@@ -19,21 +19,21 @@ def manifest_of(number: int) -> RoundManifest:
     return replace(Federation.of(5).open_round(), round=number)
 
 
-def test_the_same_proposal_is_sent_again_free_of_charge_only_while_model_k_and_alpha_stay() -> None:
+def test_the_same_proposal_is_sent_again_free_of_charge_only_while_g_k_and_alpha_stay() -> None:
     manifest = manifest_of(1)
     drawn = np.arange(manifest.per_silo)
-    assert Journal().repeated_proposal(manifest) is None
-    journal = Journal().charged(manifest, drawn)
+    assert Journal().repeated_proposal(manifest, 1) is None
+    journal = Journal().charged(manifest, 1, drawn)
     later = replace(manifest, round=2)
-    np.testing.assert_array_equal(journal.repeated_proposal(later), drawn)
-    assert journal.repeated_proposal(replace(later, per_silo=2)) is None
-    assert journal.repeated_proposal(replace(later, alpha=0.6)) is None
-    assert journal.repeated_proposal(replace(later, model_version=1)) is None
+    np.testing.assert_array_equal(journal.repeated_proposal(later, 1), drawn)
+    assert journal.repeated_proposal(replace(later, per_silo=2), 1) is None
+    assert journal.repeated_proposal(replace(later, alpha=0.6), 1) is None
+    assert journal.repeated_proposal(later, 2) is None
 
 
 def test_round_number_and_charge_are_one_change() -> None:
     manifest = manifest_of(4)
-    journal = Journal().charged(manifest, np.arange(manifest.per_silo))
+    journal = Journal().charged(manifest, 1, np.arange(manifest.per_silo))
     assert (journal.last_round, journal.ledger.rounds) == (4, 1)
 
 

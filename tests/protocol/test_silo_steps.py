@@ -82,7 +82,7 @@ def test_a_submission_is_not_requantized_when_the_silo_learns_more() -> None:
     federation = Federation.of(6)
     federation.until(Phase.SUBMIT)
     silo = federation.members[0]
-    g = silo.memory.g().copy()
+    g = silo.g.copy()
     assert silo.proposed is not None
     submitted = silo.proposed.on_consensus(federation.round.consensus_for(silo.name), g, silo.rng)
     before = (bytes(submitted.message.masked), submitted.values.dequantized.copy())
@@ -175,7 +175,7 @@ def test_a_silo_whose_proposal_arrived_late_observes_and_one_with_a_place_cannot
     proposed = federation.prepare(late)
     observing = proposed.observe(federation.round.consensus_for(late.name))
     assert len(observing.agreement.held) == 6
-    for second in (proposed.observe, lambda consensus: proposed.on_consensus(consensus, late.memory.g(), late.rng)):
+    for second in (proposed.observe, lambda consensus: proposed.on_consensus(consensus, late.g, late.rng)):
         with pytest.raises(RefusedError) as caught:
             second(federation.round.consensus_for(late.name))
         assert caught.value.reason == "ONCE_PER_ROUND"
@@ -194,9 +194,9 @@ def test_a_consensus_that_cannot_be_decoded_is_an_error_and_uses_the_step_up() -
     step = silo.proposed
     honest = federation.round.consensus_for(silo.name)
     with pytest.raises(FedrepError):
-        step.on_consensus(replace(honest, coordinates=b"\xff" * 9), silo.memory.g(), silo.rng)
+        step.on_consensus(replace(honest, coordinates=b"\xff" * 9), silo.g, silo.rng)
     with pytest.raises(RefusedError):
-        step.on_consensus(honest, silo.memory.g(), silo.rng)
+        step.on_consensus(honest, silo.g, silo.rng)
 
 
 def test_no_step_shows_shares_values_or_seeds_in_its_repr() -> None:
@@ -209,7 +209,7 @@ def test_no_step_shows_shares_values_or_seeds_in_its_repr() -> None:
     secrets += [share for pair in silo.submitted.agreement.held.values() for share in pair]
     text = "".join(
         repr(step)
-        for step in (silo.ready, silo.proposed, silo.submitted, silo.confirmed, silo.revealed, silo.memory, *silo.memory.pending)
+        for step in (silo.ready, silo.proposed, silo.submitted, silo.confirmed, silo.revealed, silo.memory, silo.memory.pending)
     )
     assert all(repr(secret)[2:-1] not in text and secret.hex() not in text for secret in secrets)
     assert "array(" not in text

@@ -49,7 +49,7 @@ def waiting() -> Waiting:
         federation.submit(silo)
     last = federation.members[-1]
     assert last.proposed is not None
-    submitted = last.proposed.on_consensus(federation.round.consensus_for(last.name), last.memory.g(), last.rng)
+    submitted = last.proposed.on_consensus(federation.round.consensus_for(last.name), last.g, last.rng)
     return federation, last, submitted.message
 
 

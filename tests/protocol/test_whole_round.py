@@ -58,8 +58,8 @@ def test_an_undisturbed_round_goes_through_its_phases_and_notes_nothing() -> Non
 
 
 def test_over_many_rounds_sent_values_and_residuals_add_up_to_all_updates() -> None:
-    """Algorithm 1 exactly: what was learned is in the model, in a silo's residual, or in the server's."""
-    federation = Federation.of(6, parameters=100)
+    """Algorithm 1 exactly, where R holds all values: what was learned is in the model, a silo's residual, or the server's."""
+    federation = Federation.of(6, parameters=100, initial_range=16.0)
     start = federation.model.state.vector.astype(np.float64)
     learned = np.zeros(100)
     rng = np.random.default_rng(3)
@@ -68,6 +68,7 @@ def test_over_many_rounds_sent_values_and_residuals_add_up_to_all_updates() -> N
             federation.updates[name] = rng.normal(scale=0.5, size=100).astype(np.float32)
             learned += federation.updates[name] / 6
         assert federation.play().outcome is Outcome.APPLIED
+    assert not any(silo.memory.clipped_mass for silo in federation.silos.values())
     left = np.mean([silo.memory.residual for silo in federation.silos.values()], axis=0)
     moved = start - federation.model.state.vector
     np.testing.assert_allclose(moved + federation.model.residual + left, learned, atol=1e-4)

@@ -88,10 +88,11 @@ class RecordingFolder(StateFolder):
     def record(self, memory: ErrorMemory) -> None:
         """u and every pending vector, the latter as whole vectors, so that tests need only add."""
         arrays = {"residual": memory.residual, "given_up": np.array(memory.given_up)}
-        for pending in memory.pending:
-            whole = np.zeros_like(memory.residual)
-            whole[pending.indices] = pending.sent
-            arrays[f"pending_{pending.round}"] = whole
+        pending = memory.pending
+        if pending is not None:
+            whole, before = np.zeros_like(memory.residual), memory.residual.copy()
+            whole[pending.indices], before[pending.indices] = pending.sent, pending.before
+            arrays |= {f"pending_{pending.place.round}": whole, "before": before, "g": pending.contribution.g}
         number = len(list(self._records.glob("*.npz")))
         np.savez(self._records / f"{number:04}.npz", **arrays)  # type: ignore[arg-type]
 

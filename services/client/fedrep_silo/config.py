@@ -85,7 +85,6 @@ class ClientSettings(Section):
     )
     give_up_after: float = Field(default=86400.0, gt=0, description="seconds to keep trying while the server is away")
     training_failures: int = Field(default=5, ge=1, description="failed trainings in a row after which the silo stops")
-    proof_rounds: int = Field(default=20, ge=1, description="rounds to wait for proof before pending values are given up")
     grace_seconds: float = Field(default=30.0, ge=0, description="when asked to stop: time to finish a round already promised")
     log_json: bool | None = Field(default=None, description="JSON log lines; by default JSON unless on a terminal")
     trainer: TrainerSettings = TrainerSettings()

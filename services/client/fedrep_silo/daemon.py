@@ -79,7 +79,7 @@ class SiloDaemon:
             Drill.of(settings.drill),
             Randomness(secrets.token_bytes, lambda: np.random.default_rng(secrets.randbits(256))),
         )
-        conduct = Conduct(settings.run, settings.training_failures, settings.proof_rounds, settings.give_up_after)
+        conduct = Conduct(settings.run, settings.training_failures, settings.give_up_after)
         return SiloMachine(own, conduct, self.folder.load(trainer))
 
     @property

@@ -163,8 +163,9 @@ class Reports:
             "bytes_sent": sent,
             "epsilon_total": spent_epsilon(ledger),
             "epsilon_left": None if budget is None or ledger.total is None else budget - ledger.total,
-            "pending_rounds": len(state.memory.pending),
+            "fate_open": state.memory.pending is not None,
             "given_up": given_up,
+            "clipped_mass": state.memory.clipped_mass,
         }
         self.rounds_over += 1
         self.phase(update.round, "between rounds")

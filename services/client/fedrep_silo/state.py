@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from safetensors.numpy import save
 
 from fedrep.errors import InvalidInputError, SettingsError
 from fedrep.privacy import Ledger
-from fedrep.protocol.error_memory import ErrorMemory, Pending
+from fedrep.protocol.error_memory import Contribution, ErrorMemory, Pending, Place
 from fedrep.protocol.manifests import RunHash, SiloName
 from fedrep.protocol.model_state import ModelState, model_hash
 from fedrep.protocol.silo_effects import Save
@@ -89,7 +89,7 @@ class StateFolder:
         state, before = save.state, self._on_disk
         if before is None or state.journal is not before.journal:
             self.save_journal(state.journal)
-        if before is None or state.trainer is not before.trainer or not state.memory.lasts_like(before.memory):
+        if before is None or state.trainer is not before.trainer or state.memory is not before.memory:
             self.save_memory(state.memory, state.trainer)
         if state.model is not None and (before is None or state.model is not before.model):
             self.save_model(state.model)
@@ -137,20 +137,19 @@ class StateFolder:
                 f"{self._memory} belongs to a model with {arrays['residual'].size} parameters, not {parameters}; "
                 "use another state folder for another run"
             )
-        pending = tuple(_pending_from(note, arrays) for note in notes["pending"])
-        memory = ErrorMemory(arrays["residual"], notes["trained_version"], None, pending, notes["given_up"])
+        memory = _memory_from(notes, arrays)
         trainer = {name.removeprefix("trainer."): array for name, array in arrays.items() if name.startswith("trainer.")}
         return memory, trainer
 
     def save_memory(self, memory: ErrorMemory, trainer: TrainerState) -> None:
         arrays: dict[str, NDArray[Any]] = {"residual": memory.residual}
-        notes = []
-        for pending in memory.pending:
-            arrays[f"pending.{pending.round}.indices"] = pending.indices
-            arrays[f"pending.{pending.round}.sent"] = pending.sent
-            notes.append(_pending_notes(pending))
+        document: dict[str, Any] = {"given_up": memory.given_up, "clipped_mass": memory.clipped_mass, "pending": []}
+        if memory.pending is not None:
+            pending = memory.pending
+            arrays |= {"pending.indices": pending.indices, "pending.sent": pending.sent, "pending.before": pending.before}
+            arrays["pending.g"] = pending.contribution.g
+            document["pending"] = [_pending_notes(pending)]
         arrays |= {f"trainer.{name}": np.asarray(array, order="C") for name, array in trainer.items()}
-        document = {"pending": notes, "trained_version": memory.lasting_version, "given_up": memory.given_up}
         write_atomically(self._memory, save(arrays, {"fedrep": json.dumps(document)}))
 
     def model(self) -> ModelState | None:
@@ -208,32 +207,43 @@ def spent_epsilon(ledger: Ledger) -> float | str:
     return ledger.total if ledger.total is not None else "none"
 
 
-def _pending_notes(pending: Pending) -> dict[str, Any]:
-    return {
-        "run": pending.run.hex(),
-        "round": pending.round,
-        "silo": pending.silo,
-        "place": pending.place,
-        "c2": pending.c2.hex(),
-        "min_survivors": pending.min_survivors,
-        "byzantine": pending.byzantine,
-        "colluders": pending.colluders,
-        "holders": {name: key.encoded.hex() for name, key in pending.holders.items()},
-    }
-
-
-def _pending_from(notes: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Pending:
-    number = notes["round"]
-    return Pending(
-        RunHash(bytes.fromhex(notes["run"])),
-        number,
-        SiloName(notes["silo"]),
-        notes["place"],
-        bytes.fromhex(notes["c2"]),
-        notes["min_survivors"],
-        notes["byzantine"],
-        notes["colluders"],
-        {SiloName(name): load_verify_key(bytes.fromhex(key)) for name, key in notes["holders"].items()},
-        arrays[f"pending.{number}.indices"],
-        arrays[f"pending.{number}.sent"],
+def _memory_from(notes: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> ErrorMemory:
+    """A file of version 1 kept no g: its pending values had left the residual already, and are given up."""
+    memory = ErrorMemory(arrays["residual"], None, notes["given_up"], notes.get("clipped_mass", 0.0))
+    if not notes["pending"]:
+        return memory
+    if "pending.g" not in arrays:
+        return replace(memory, given_up=memory.given_up + len(notes["pending"]))
+    (found,) = notes["pending"]
+    place = Place(
+        RunHash(bytes.fromhex(found["run"])),
+        found["round"],
+        SiloName(found["silo"]),
+        found["buffer"],
+        bytes.fromhex(found["c2"]),
+        found["min_survivors"],
+        found["byzantine"],
+        found["colluders"],
+        {SiloName(name): load_verify_key(bytes.fromhex(key)) for name, key in found["holders"].items()},
     )
+    contribution = Contribution(found["training"], found["version"], arrays["pending.g"])
+    values = (arrays["pending.indices"], arrays["pending.sent"], arrays["pending.before"])
+    return replace(memory, pending=Pending(place, contribution, found["clip_range"], *values))
+
+
+def _pending_notes(pending: Pending) -> dict[str, Any]:
+    place = pending.place
+    return {
+        "run": place.run.hex(),
+        "round": place.round,
+        "silo": place.silo,
+        "buffer": place.buffer,
+        "c2": place.c2.hex(),
+        "min_survivors": place.min_survivors,
+        "byzantine": place.byzantine,
+        "colluders": place.colluders,
+        "holders": {name: key.encoded.hex() for name, key in place.holders.items()},
+        "training": pending.contribution.training,
+        "version": pending.contribution.version,
+        "clip_range": pending.clip_range,
+    }
