@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-
-from fedrep.protocol.manifests import RunManifest
+from typing import Protocol
 
 CLIP_RATE_LIMIT = 0.001
 QUIET_ROUNDS = 5
 QUIET_FRACTION = 1 / 8
+
+
+class RangeLimits(Protocol):
+    """What a run manifest says about R."""
+
+    @property
+    def smallest_range(self) -> float: ...
+
+    @property
+    def largest_range(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +29,7 @@ class ClipRange:
     value: float
     quiet: int = 0
 
-    def after_round(self, clip_rates: Sequence[float], largest_update: float, run: RunManifest) -> ClipRange:
+    def after_round(self, clip_rates: Sequence[float], largest_update: float, run: RangeLimits) -> ClipRange:
         """`clip_rates` are the survivors' own reports: a median, so that a minority cannot steer R."""
         rates = [rate for rate in clip_rates if 0.0 <= rate <= 1.0]  # a NaN would sort anywhere, and move the median
         if rates and median(rates) > CLIP_RATE_LIMIT:

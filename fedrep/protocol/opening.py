@@ -17,7 +17,7 @@ from fedrep.aggregators import Aggregate, AggregatorWarning, ConfiguredRule, bui
 from fedrep.errors import CryptoError, InvalidInputError, SettingsError
 from fedrep.protocol.manifests import RoundManifest, SiloName
 from fedrep.protocol.messages import Proposal, Secret, SurvivorSet, share_hash
-from fedrep.protocol.thresholds import tolerated
+from fedrep.protocol.thresholds import expected_byzantine
 from fedrep.quantize import RingFormat, open_mean
 from fedrep.secagg import shamir
 from fedrep.secagg.keys import AgreementKey, SecretBytes, commitment
@@ -119,15 +119,15 @@ def combine_buffers(
     """Run the robust rule with f' = min(f, floor((opened - 1) / 2))."""
     order = sorted(means)
     stack = np.stack([means[number] for number in order])
-    withstood = tolerated(byzantine, len(order))
+    expected = expected_byzantine(byzantine, len(order))
     rule = configured_rule(aggregator, settings)
     weights = np.array([len(survivors.buffers[number]) for number in order], float)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", AggregatorWarning)  # the same words stand in the result's notes
-        result: Aggregate = rule(stack, byzantine_count=withstood, weights=weights, rng=rng)
+        result: Aggregate = rule(stack, byzantine_count=expected, weights=weights, rng=rng)
     if not np.isfinite(result.vector).all():
         raise InvalidInputError("the aggregate is not finite")
     distances = {n: float(np.linalg.norm(stack[i] - result.vector)) for i, n in enumerate(order)}
     given = result.weights
     shown = {n: float(given[i]) for i, n in enumerate(order)} if given is not None else {}
-    return Combined(result.vector, distances, shown, withstood, tuple(result.notes))
+    return Combined(result.vector, distances, shown, expected, tuple(result.notes))

@@ -28,7 +28,7 @@ def buffers_to_be_robust(byzantine: int) -> int:
     return max(2 * byzantine + 1, byzantine + 3)
 
 
-def tolerated(byzantine: int, opened: int) -> int:
+def expected_byzantine(byzantine: int, opened: int) -> int:
     """f': what the rule is told to withstand, never more than a minority of the opened buffers."""
     return min(byzantine, (opened - 1) // 2)
 

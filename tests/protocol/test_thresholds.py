@@ -14,11 +14,11 @@ from fedrep.protocol.thresholds import (
     default_colluders,
     default_min_survivors,
     default_quorum,
+    expected_byzantine,
     holders_in_common,
     least_min_survivors,
     openable_buffers,
     share_threshold,
-    tolerated,
 )
 
 
@@ -47,9 +47,9 @@ def test_a_survivor_set_and_the_labs_groups_open_the_same_buffers(sizes: tuple[i
     assert openable_buffers(survivors.buffers, 3, 0) == openable_buffers(groups, 3, 0)
 
 
-def test_the_rule_never_tolerates_half_of_the_opened_buffers() -> None:
-    assert [tolerated(7, opened) for opened in (1, 2, 3, 4, 15, 16)] == [0, 0, 1, 1, 7, 7]
-    assert tolerated(0, 9) == 0
+def test_the_rule_is_never_told_to_withstand_half_of_the_opened_buffers() -> None:
+    assert [expected_byzantine(7, opened) for opened in (1, 2, 3, 4, 15, 16)] == [0, 0, 1, 1, 7, 7]
+    assert expected_byzantine(0, 9) == 0
 
 
 def test_the_default_quorum_never_asks_for_more_silos_than_there_are() -> None:
