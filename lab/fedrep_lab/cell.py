@@ -76,6 +76,10 @@ class Cell:
         """Silos that really misbehave; f is what the rule is told to expect."""
         return 0 if self.attack == "none" and self.coordinate_attack == "none" else self.f
 
+    def per_silo(self, parameters: int) -> int:
+        """k = floor(K/m), as in the service, but at least one; K = m d means that everybody proposes everything: SHARE."""
+        return min(parameters, max(1, round(self.ratio * parameters) // self.m))
+
     def key(self) -> str:
         """The same settings give the same name, so a finished cell is found again."""
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]

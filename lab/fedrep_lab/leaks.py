@@ -24,7 +24,7 @@ _REPEATS = 8
 
 def own_coordinates(cell: Cell, rng: np.random.Generator) -> dict[str, float]:
     """Correlation, on a silo's own proposal, of its buffer's sum with its values."""
-    k = int(cell.ratio * _PARAMETERS) // cell.m
+    k = cell.per_silo(_PARAMETERS)
     found = []
     for _ in range(_REPEATS):
         updates = rng.normal(size=(cell.m, _PARAMETERS))
@@ -36,7 +36,7 @@ def own_coordinates(cell: Cell, rng: np.random.Generator) -> dict[str, float]:
 
 def decoys(cell: Cell, rng: np.random.Generator) -> dict[str, float]:
     """The chance that a real coordinate has a larger sum than a decoy: 0.5 would be no leak at all."""
-    k = int(cell.ratio * _PARAMETERS) // cell.m
+    k = cell.per_silo(_PARAMETERS)
     real, decoy = [], []
     for _ in range(_REPEATS):
         updates = rng.normal(size=(cell.m, _PARAMETERS))

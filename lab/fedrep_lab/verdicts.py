@@ -180,7 +180,7 @@ def clt_k(results: Sequence[Result]) -> Verdict:
     broken: list[bool] = []  # CLT-K with lying leaders below it
     for result in results:
         cell = result.cell
-        k = max(1, round(cell.ratio * result.parameters) // cell.m)
+        k = cell.per_silo(result.parameters)
         bound = consensus_dimension(result.parameters, k, cell.m, cell.alpha, cell.f / cell.m) / result.parameters
         least = float(result.metrics["least_kept"])
         if cell.method == "fedrep":

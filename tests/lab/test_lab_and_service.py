@@ -7,11 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
-from fedrep.protocol.messages import Outcome
+from fedrep.protocol import opening
+from fedrep.protocol.clip_range import ClipRange
+from fedrep.protocol.messages import Outcome, Phase, Update
+from fedrep.protocol.model_state import ServerModel
+from fedrep.quantize import RingFormat, open_mean
+from fedrep_lab.adversary import Adversary
 from fedrep_lab.cell import Cell
-from fedrep_lab.methods.interface import ORDER, PROPOSE, Matrix, Step
+from fedrep_lab.methods import ring
+from fedrep_lab.methods.fedrep import FedREP
+from fedrep_lab.methods.interface import DROP, ORDER, PROPOSE, ROUND_UP, Matrix, Setting, Step
 from fedrep_lab.silos import build_silos, load_dataset, trainer_settings
 from fedrep_lab.simulation import Training
 from fedrep_runtime.run_config import AggregatorConfig
@@ -123,3 +131,115 @@ def test_the_lab_and_the_protocol_agree_with_decoys_buffers_and_a_robust_rule() 
         np.testing.assert_allclose(federation.model.state.vector, lab.models[number], atol=1e-5)
     for ours, theirs in zip(lab.consensus, consensus, strict=True):
         assert np.array_equal(ours, theirs)
+
+
+Opened = tuple[list[int], int, float, RingFormat, list[float]]  # a buffer's ring sum, survivors, R, ring and mean
+
+
+class Opening:
+    """Every buffer that is opened, in the lab or by the protocol's server: both go through `open_mean`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.lab: list[Opened] = []
+        self.service: list[Opened] = []
+        for module, seen in ((ring, self.lab), (opening, self.service)):
+            monkeypatch.setattr(module, "open_mean", self._noting(seen))
+
+    @staticmethod
+    def _noting(seen: list[Opened]):  # type: ignore[no-untyped-def]  # it is open_mean
+        def noted(total: NDArray[np.unsignedinteger], survivors: int, clip_range: float, form: RingFormat) -> Matrix:
+            mean = open_mean(total, survivors, clip_range, form)
+            seen.append((total.tolist(), survivors, clip_range, form, mean.tolist()))
+            return mean
+
+        return noted
+
+
+class SideBySide:
+    """The same made-up updates through the lab's FedREP and through the protocol, with the same draws; masks and all."""
+
+    def __init__(self, cell: Cell, parameters: int) -> None:
+        self.cell = cell
+        self.lab = FedREP(Setting(cell, parameters, np.ones(cell.m, np.int64), Adversary(cell, np.random.default_rng(0))))
+        self.model = np.zeros(parameters, np.float32)
+        self.service = InProcess.of(
+            cell.m, parameters, alpha=cell.alpha, buffer_size=cell.s, byzantine=cell.f, ring_bits=cell.ring_bits,
+            downlink_bits=32, coordinates=round(cell.ratio * parameters), aggregator=cell.rule,
+        )  # fmt: skip
+        self.service.model = ServerModel.initial(self.model.copy())
+
+    def play(self, number: int, clip_range: float, silent: frozenset[int] = frozenset()) -> tuple[Step, Update]:
+        """Round `number` in both; `silent` silos propose and are not heard of again."""
+        cell, federation = self.cell, self.service
+        rows = np.random.default_rng([7, number]).standard_t(3, size=(cell.m, self.model.size)).astype(np.float32)
+        step = self.lab.step(rows.copy(), number)
+        assert step.indices is not None
+        self.model[step.indices] -= step.values
+
+        federation.run = replace(federation.run, initial_range=clip_range)
+        federation.rng = np.random.default_rng([cell.seed, ORDER, number])
+        federation.updates = dict(zip(federation.run.silos, rows, strict=True))
+        federation.open_round()
+        for stage, act in ((PROPOSE, federation.propose), (ROUND_UP, federation.submit)):
+            for position, silo in enumerate(federation.members):
+                silo.rng = np.random.default_rng([cell.seed, stage, position, number])
+                if stage == PROPOSE or position not in silent:
+                    act(silo)
+        if federation.round.phase is Phase.SUBMIT:
+            federation.deadline()
+        heard = [silo for position, silo in enumerate(federation.members) if position not in silent]
+        for phase, act in ((Phase.CONFIRM, federation.confirm), (Phase.REVEAL, federation.reveal)):
+            for silo in heard:
+                if not federation.over:
+                    act(silo)
+            if federation.round.phase is phase:
+                federation.deadline()
+        return step, federation.finish()
+
+    def clip_rates(self) -> list[float]:
+        return [silo.submitted.values.clip_rate for silo in self.service.members if silo.submitted is not None]
+
+
+RING_CELL = Cell(m=9, f=1, s=2, alpha=0.5, ratio=0.3, rule="geometric_median", initial_range=2.0, seed=5)
+
+
+@pytest.mark.parametrize("bits", [8, 16, 32])
+def test_the_lab_and_the_protocol_open_the_same_ring_sums_and_train_the_same_bits(
+    bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = Opening(monkeypatch)
+    both = SideBySide(replace(RING_CELL, ring_bits=bits), parameters=120)
+    clip_range = ClipRange(RING_CELL.initial_range)
+    for number in range(1, 9):
+        step, update = both.play(number, clip_range.value)
+        assert update.outcome is Outcome.APPLIED
+        result = both.service.round.result
+        assert result is not None
+        assert result.combined is not None
+        assert step.indices is not None
+        assert np.array_equal(result.indices, step.indices)
+        assert result.combined.vector.tobytes() == step.values.tobytes()
+        assert both.service.model.state.vector.tobytes() == both.model.tobytes()
+        clip_range = clip_range.after_round(both.clip_rates(), float(np.abs(step.values).max()), both.service.run)
+        assert step.measures["clip_range"] == clip_range.value
+        assert np.array_equal(np.stack([silo.memory.residual for silo in both.service.members]), both.lab.memory)
+    assert len(seen.lab) == 8 * 4
+    assert seen.lab == seen.service
+    assert len({opened[2] for opened in seen.lab}) > 1, "R moved"
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_the_lab_and_the_protocol_open_the_same_buffers_when_silos_fall_silent(
+    bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = replace(RING_CELL, m=16, s=3, f=0, rule="mean", ring_bits=bits, dropout=0.2)
+    opened = set()
+    for seed in range(6):
+        seen = Opening(monkeypatch)
+        both = SideBySide(replace(cell, seed=seed), parameters=120)
+        silent = np.flatnonzero(np.random.default_rng([seed, DROP, 1]).random(cell.m) < cell.dropout)
+        step, update = both.play(1, cell.initial_range, frozenset(silent.tolist()))
+        assert seen.lab == seen.service
+        assert (update.outcome is Outcome.SKIPPED) == bool(step.measures.get("skipped"))
+        opened.add((len(silent), len(seen.lab)))
+    assert len(opened) > 2, "the draws differ in who falls silent and in what that leaves"

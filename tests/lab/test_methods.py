@@ -13,6 +13,7 @@ from fedrep_lab.adversary import Adversary
 from fedrep_lab.cell import Cell
 from fedrep_lab.methods import METHODS, Step
 from fedrep_lab.methods.interface import Matrix, Method, Setting, buffer_groups
+from fedrep_lab.methods.ring import Ring
 from fedrep_lab.silos import LoopedSilos, StackedSilos, build_silos, load_dataset, silo_images
 from fedrep_lab.simulation import Training
 
@@ -98,10 +99,39 @@ def test_a_silo_that_falls_silent_keeps_its_whole_update() -> None:
 def test_a_ring_changes_a_step_by_no_more_than_its_levels() -> None:
     cell = replace(TINY, rule="mean", initial_range=8.0)
     exact = dense(method(cell).step(updates(cell.m), 1))
-    for bits, step in ((8, 8.0 / 31), (16, 8.0 / 8191)):
+    for bits, step in ((8, 8.0 / 15), (16, 8.0 / 4095)):  # with 7 of 8 silos a buffer has three, so q = B - 3
         rounded = dense(method(replace(cell, ring_bits=bits)).step(updates(cell.m), 1))
         assert np.abs(rounded - exact).max() <= step
         assert not np.array_equal(rounded, exact)
+
+
+@pytest.mark.parametrize("survivors", ["those who clipped", "the others"])
+def test_the_range_follows_the_reports_of_survivors_alone(survivors: str) -> None:
+    cell = replace(TINY, ring_bits=16, initial_range=1.0)
+    ring = Ring(setting(cell))
+    values = np.full((cell.m, 10), 0.5, np.float32)
+    values[: cell.m // 2] = 2.0
+    ring.rounded(values, 1)
+    clipped = np.arange(cell.m) < cell.m // 2
+    ring.after_round(clipped if survivors == "those who clipped" else ~clipped, values[0])
+    assert ring.range == (2.0 if survivors == "those who clipped" else 1.0)
+
+
+@pytest.mark.parametrize("attack", ["bitflip", "gaussian"])
+def test_an_attacker_of_the_ring_moves_its_buffer_by_no_more_than_the_range(attack: str) -> None:
+    cell = replace(TINY, ring_bits=16, initial_range=1.0, attack=attack)
+    played = setting(cell)
+    ring, groups = Ring(played), buffer_groups(played, 1)
+    honest = ring.rounded(updates(cell.m), 1)
+    forged = played.adversary.forge(honest, lambda values: values.mean(axis=0))
+    forged[-1] *= 100.0
+    for group, before, after in zip(
+        groups, ring.opened_means(honest, groups, 1), ring.opened_means(forged, groups, 1), strict=True
+    ):
+        if cell.m - 1 in group:
+            assert 0.0 < np.abs(after - before).max() <= 2 * ring.range / group.size + 1e-6
+        else:
+            assert np.array_equal(after, before)
 
 
 def test_rcgd_drops_the_longest_vectors() -> None:

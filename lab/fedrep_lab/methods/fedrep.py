@@ -12,15 +12,11 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrep.buffers import sizes
-from fedrep.protocol.clip_range import CLIP_RATE_LIMIT, QUIET_FRACTION, QUIET_ROUNDS
-from fedrep.protocol.thresholds import default_colluders, default_min_survivors
-from fedrep.quantize import RingFormat, quantize, value_bits
+from fedrep.protocol.thresholds import default_colluders, default_min_survivors, openable_buffers
 from fedrep.sparsify import Coordinates, propose, union
 from fedrep_lab.methods.interface import (
     DROP,
     PROPOSE,
-    ROUND_UP,
     BufferedRule,
     Matrix,
     Setting,
@@ -29,6 +25,22 @@ from fedrep_lab.methods.interface import (
     energy_kept,
     rule_of,
 )
+from fedrep_lab.methods.ring import Ring
+
+
+@dataclass(frozen=True)
+class Turnout:
+    """The survivors of each buffer that may be opened, and for every silo whether it survived and whether it was opened."""
+
+    groups: list[NDArray[np.int64]]
+    survived: NDArray[np.bool_]
+
+    @property
+    def opened(self) -> NDArray[np.bool_]:
+        included = np.zeros(self.survived.size, dtype=np.bool_)
+        for group in self.groups:
+            included[group] = True
+        return included
 
 
 class FedREP:
@@ -38,10 +50,9 @@ class FedREP:
         cell = setting.cell
         self._setting = setting
         self._rule = rule_of(cell)
-        # K = m d means that everybody proposes everything: SHARE.
-        self.k = min(setting.parameters, max(1, round(cell.ratio * setting.parameters) // cell.m))
+        self.k = cell.per_silo(setting.parameters)
         self.memory: Matrix = np.zeros((cell.m, setting.parameters), dtype=np.float32)
-        self._ring = Ring.of(setting) if cell.ring_bits else None
+        self._ring = Ring(setting) if cell.ring_bits else None
         self._least = default_min_survivors(cell.s, default_colluders(cell.s))
 
     def step(self, updates: Matrix, round_number: int) -> Step:
@@ -49,21 +60,23 @@ class FedREP:
         g = np.add(self.memory, updates, out=updates)
         agreed = self._consensus(g, round_number)
         wanted = np.ascontiguousarray(g[:, agreed])
-        groups, survivors = self._opened(round_number)
-        sent = wanted if self._ring is None else self._ring.rounded(wanted, setting, round_number)
+        turnout = self._turnout(round_number)
         honest = cell.m - setting.adversary.count
         kept = energy_kept(g, np.einsum("ij,ij->i", wanted[:honest], wanted[:honest], dtype=np.float64), honest)
-        if not groups:
+        if not turnout.groups:
             self.memory = g
             return Step(np.zeros(0, np.float32), agreed[:0], agreed.size, 0.0, kept, measures={"skipped": 1.0})
-        server = BufferedRule(self._rule, groups, setting, round_number)
-        forged = setting.adversary.forge(sent, server.vector)
-        result = server.aggregate(forged if self._ring is None else self._ring.bounded(forged))
-        self._remember(g, agreed, wanted, sent, survivors)
+        server = BufferedRule(self._rule, turnout.groups, setting, round_number)
         measures = {}
-        if self._ring is not None:
-            self._ring.after_round(float(np.abs(result.vector).max()))
+        if self._ring is None:
+            sent, result = wanted, server.under_attack(wanted)
+        else:
+            sent = self._ring.rounded(wanted, round_number)
+            forged = setting.adversary.forge(sent, server.vector)
+            result = server.over_means(self._ring.opened_means(forged, turnout.groups, round_number))
+            self._ring.after_round(turnout.survived, result.vector)
             measures["clip_range"] = self._ring.range
+        self._remember(g, agreed, wanted, sent, turnout.opened)
         return Step(result.vector, agreed, agreed.size, agreed.size, kept, result.notes, measures)
 
     def _consensus(self, g: Matrix, round_number: int) -> Coordinates:
@@ -76,59 +89,17 @@ class FedREP:
             proposals.append(setting.adversary.coordinates(silo, g, self.k, own))
         return union(proposals)
 
-    def _opened(self, round_number: int) -> tuple[list[NDArray[np.int64]], NDArray[np.bool_]]:
-        """The survivors of each buffer that may be opened, and for every silo whether its values were."""
+    def _turnout(self, round_number: int) -> Turnout:
         setting, cell = self._setting, self._setting.cell
         groups = buffer_groups(setting, round_number)
-        if not cell.dropout:
-            return groups, np.ones(cell.m, dtype=np.bool_)
-        present = setting.rng(DROP, round_number).random(cell.m) >= cell.dropout
-        present[cell.m - setting.adversary.count :] = True  # the worst case: every missing silo is an honest one
-        opened = [left for group in groups if (left := group[present[group]]).size >= self._least]
-        if len(opened) < (1 if cell.f == 0 else max(cell.f + 1, 3)):
-            opened = []
-        included = np.zeros(cell.m, dtype=np.bool_)
-        for group in opened:
-            included[group] = True
-        return opened, included
+        if not cell.dropout:  # every buffer opens, also in cells that no preflight would let pass, such as those with s = 1
+            return Turnout(groups, np.ones(cell.m, dtype=np.bool_))
+        survived = setting.rng(DROP, round_number).random(cell.m) >= cell.dropout
+        survived[cell.m - setting.adversary.count :] = True  # the worst case: every missing silo is an honest one
+        left = [group[survived[group]] for group in groups]
+        return Turnout([left[number] for number in sorted(openable_buffers(left, self._least, cell.f))], survived)
 
-    def _remember(self, g: Matrix, agreed: Coordinates, wanted: Matrix, sent: Matrix, survivors: NDArray[np.bool_]) -> None:
+    def _remember(self, g: Matrix, agreed: Coordinates, wanted: Matrix, sent: Matrix, opened: NDArray[np.bool_]) -> None:
         """u = g - sent for those whose values were opened; the others keep all of g."""
-        rest = np.where(survivors[:, None], wanted - sent, wanted)
-        g[:, agreed] = rest
+        g[:, agreed] = np.where(opened[:, None], wanted - sent, wanted)
         self.memory = g
-
-
-@dataclass
-class Ring:
-    """The service's quantization: q bits in a ring, stochastic rounding, and a range that follows the updates."""
-
-    format: RingFormat
-    range: float
-    quiet: int = 0
-    clip_rate: float = 0.0
-
-    @classmethod
-    def of(cls, setting: Setting) -> Ring:
-        cell = setting.cell
-        bits = value_bits(cell.ring_bits, sizes(cell.m, cell.s)[0])
-        return cls(RingFormat(cell.ring_bits, bits), cell.initial_range)
-
-    def rounded(self, wanted: Matrix, setting: Setting, round_number: int) -> Matrix:
-        rows = [
-            quantize(row, self.range, self.format, setting.rng(ROUND_UP, silo, round_number)) for silo, row in enumerate(wanted)
-        ]
-        self.clip_rate = float(np.median([row.clip_rate for row in rows]))
-        return np.stack([row.dequantized for row in rows])
-
-    def bounded(self, values: Matrix) -> Matrix:
-        """A sum outside the range proves a lie, so an attacker stays inside it."""
-        return np.clip(values, -self.range, self.range)
-
-    def after_round(self, largest_update: float) -> None:
-        if self.clip_rate > CLIP_RATE_LIMIT:
-            self.range, self.quiet = 2 * self.range, 0
-            return
-        self.quiet = self.quiet + 1 if largest_update < self.range * QUIET_FRACTION else 0
-        if self.quiet >= QUIET_ROUNDS:
-            self.range, self.quiet = self.range / 2, 0

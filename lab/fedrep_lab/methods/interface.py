@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from fedrep import buffers
 from fedrep.aggregators import Aggregate, ConfiguredRule, build_rule
+from fedrep.protocol.thresholds import expected_byzantine
 from fedrep.sparsify import Coordinates
 from fedrep_lab.adversary import Adversary
 from fedrep_lab.cell import Cell
@@ -63,11 +64,6 @@ def rule_of(cell: Cell) -> ConfiguredRule:
     return build_rule(cell.rule, dict(cell.rule_settings), list(cell.pre))
 
 
-def tolerated(f: int, rows: int) -> int:
-    """f' of the service: never more than a minority of the rows that were opened."""
-    return min(f, (rows - 1) // 2)
-
-
 def buffer_groups(setting: Setting, round_number: int) -> list[NDArray[np.int64]]:
     """Who shares a buffer in this round, as positions of silos."""
     cell = setting.cell
@@ -93,11 +89,14 @@ class BufferedRule:
     setting: Setting
     round_number: int
 
-    def aggregate(self, values: Matrix) -> Aggregate:
-        f = tolerated(self.setting.cell.f, len(self.groups))
+    def over_means(self, means: Matrix) -> Aggregate:
+        f = expected_byzantine(self.setting.cell.f, len(self.groups))
         rng = self.setting.rng(METHOD, self.round_number)
         weights = [group.size for group in self.groups]  # taken by the mean only
-        return self.rule(group_means(values, self.groups), byzantine_count=f, weights=weights, rng=rng)
+        return self.rule(means, byzantine_count=f, weights=weights, rng=rng)
+
+    def aggregate(self, values: Matrix) -> Aggregate:
+        return self.over_means(group_means(values, self.groups))
 
     def vector(self, values: Matrix) -> Vector:
         return self.aggregate(values).vector
