@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from fedrep import buffers
 from fedrep.sparsify import propose, top_k
 from fedrep_lab.cell import Cell
+from fedrep_lab.methods.interface import drawn_groups
 
 _PARAMETERS = 20_000
 _REPEATS = 8
@@ -28,7 +28,7 @@ def own_coordinates(cell: Cell, rng: np.random.Generator) -> dict[str, float]:
     found = []
     for _ in range(_REPEATS):
         updates = rng.normal(size=(cell.m, _PARAMETERS))
-        for group in _groups(cell, rng):
+        for group in drawn_groups(cell, rng):
             total = updates[group].sum(axis=0)
             found += [np.corrcoef(total[top], updates[v][top])[0, 1] for v in group for top in [top_k(updates[v], k)]]
     return {"correlation": float(np.mean(found)), "expected_alone": 1.0 / np.sqrt(cell.s)}
@@ -40,7 +40,7 @@ def decoys(cell: Cell, rng: np.random.Generator) -> dict[str, float]:
     real, decoy = [], []
     for _ in range(_REPEATS):
         updates = rng.normal(size=(cell.m, _PARAMETERS))
-        for group in _groups(cell, rng):
+        for group in drawn_groups(cell, rng):
             total = np.abs(updates[group].sum(axis=0))
             for v in group:
                 proposal = propose(updates[v], k, cell.alpha, rng)
@@ -55,10 +55,10 @@ def regression(cell: Cell, rng: np.random.Generator) -> dict[str, float]:
     d = 2_000
     persistent = rng.normal(size=(cell.m, d))
     rows, sums = [], []
-    groups = _groups(cell, rng)
+    groups = drawn_groups(cell, rng)
     for number in range(cell.rounds):
         if cell.reshuffle_every and number % cell.reshuffle_every == 0:
-            groups = _groups(cell, rng)
+            groups = drawn_groups(cell, rng)
         updates = persistent + rng.normal(size=(cell.m, d))
         for group in groups:
             member = np.zeros(cell.m)
@@ -89,11 +89,6 @@ def measure(cell: Cell, data_dir: Path | None = None) -> dict[str, Any]:  # noqa
         "seconds": round(time.perf_counter() - started, 2),
         "cpu_seconds": round(time.process_time() - busy, 2),
     }
-
-
-def _groups(cell: Cell, rng: np.random.Generator) -> list[list[int]]:
-    names = buffers.shuffle((f"{silo:04d}" for silo in range(cell.m)), rng)
-    return [[int(name) for name in group] for group in buffers.cut(names, cell.s)]
 
 
 def _auc(above: Any, below: Any) -> float:

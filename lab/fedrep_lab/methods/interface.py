@@ -68,12 +68,12 @@ def buffer_groups(setting: Setting, round_number: int) -> list[NDArray[np.int64]
     """Who shares a buffer in this round, as positions of silos."""
     cell = setting.cell
     draw = 1 if cell.reshuffle_every == 0 else (round_number - 1) // cell.reshuffle_every + 1
-    names = buffers.shuffle((silo_name(silo) for silo in range(cell.m)), setting.rng(ORDER, draw))
-    return [np.array([int(name[-4:]) for name in group]) for group in buffers.cut(names, cell.s)]
+    return drawn_groups(cell, setting.rng(ORDER, draw))
 
 
-def silo_name(silo: int) -> str:
-    return f"silo-{silo:04d}"
+def drawn_groups(cell: Cell, rng: np.random.Generator) -> list[NDArray[np.int64]]:
+    names = buffers.shuffle((f"{silo:04d}" for silo in range(cell.m)), rng)
+    return [np.array([int(name) for name in group]) for group in buffers.cut(names, cell.s)]
 
 
 def group_means(values: Matrix, groups: list[NDArray[np.int64]]) -> Matrix:
