@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrep.protocol.thresholds import default_colluders, default_min_survivors, openable_buffers
+from fedrep.protocol.thresholds import default_colluders, default_min_survivors, openable_buffers, share_threshold
 from fedrep.sparsify import Coordinates, propose, union
 from fedrep_lab.methods.interface import (
     DROP,
@@ -96,6 +96,8 @@ class FedREP:
             return Turnout(groups, np.ones(cell.m, dtype=np.bool_))
         survived = setting.rng(DROP, round_number).random(cell.m) >= cell.dropout
         survived[cell.m - setting.adversary.count :] = True  # the worst case: every missing silo is an honest one
+        if np.count_nonzero(survived) < share_threshold(cell.m):  # too few holders confirm, so nobody reveals
+            return Turnout([], survived)
         left = [group[survived[group]] for group in groups]
         return Turnout([left[number] for number in sorted(openable_buffers(left, self._least, cell.f))], survived)
 
