@@ -2,7 +2,8 @@
 
 `[cells]` holds what all cells share; `[grid]` gives lists, whose product is taken; `[[variants]]`, if there are any, are
 tables that are each combined with the whole grid. `[smoke]`, `[laptop]` and `[paper]` override these for a preset, and may
-have a `grid` and `variants` of their own. Presets themselves are in presets.toml.
+have a `grid` and `variants` of their own. Presets themselves are in presets.toml. Where a document states the figure that a
+variant should give, the variant has it as `stated`, and `[stated]` says which page, how near, and for which other settings.
 """
 
 from __future__ import annotations
@@ -35,6 +36,15 @@ class Figure:
 
 
 @dataclass(frozen=True)
+class Stated:
+    """A figure that a page of the documentation states, and the settings it is stated for."""
+
+    settings: Mapping[str, Any]
+    metric: str
+    figure: float
+
+
+@dataclass(frozen=True)
 class Experiment:
     name: str
     title: str
@@ -60,11 +70,19 @@ class Experiment:
         for variant in variants:
             for point in itertools.product(*grid.values()):
                 settings = {**shared, **dict(zip(grid, point, strict=True)), **variant, **changes}
+                settings.pop("stated", None)
                 for name, most in limits.items():
                     settings[name] = min(settings.get(name, getattr(Cell, name)), most)
                 cell = cell_from(settings, f"The experiment {self.name}")
                 found[cell.key()] = cell
         return list(found.values())
+
+    def stated(self) -> list[Stated]:
+        figures = []
+        for variant in self.tables.get("variants", []):
+            settings = {name: value for name, value in variant.items() if name != "stated"}
+            figures += [Stated(settings, metric, figure) for metric, figure in variant.get("stated", {}).items()]
+        return figures
 
 
 def load_presets() -> dict[str, Any]:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,11 @@ from rich.console import Console
 
 from fedrep.errors import DecodeError, NotFoundError, SettingsError
 from fedrep_cli.main import main
-from fedrep_lab import engines
+from fedrep_lab import engines, verdicts
 from fedrep_lab.catalogue import experiment_from, experiment_names, load_experiment, load_experiments
 from fedrep_lab.cell import Cell
 from fedrep_lab.figures import draw
-from fedrep_lab.leaks import MEASUREMENTS
+from fedrep_lab.leaks import measure
 from fedrep_lab.report import write_report
 from fedrep_lab.results import Result, ResultFolder
 from fedrep_lab.running import Plan, missing_jobs, run_experiments
@@ -213,17 +214,39 @@ def test_the_list_is_json_on_request(capsys: pytest.CaptureFixture[str]) -> None
     assert [row["name"] for row in listed["experiments"]] == experiment_names()
 
 
-def test_the_leaks_have_the_orders_of_magnitude_that_the_protocol_states() -> None:
-    import numpy as np
+def test_the_threat_model_states_the_figures_that_the_verdict_on_leaks_compares_with() -> None:
+    experiment = load_experiment("leaks")
+    basis = experiment.tables["stated"]
+    section = (
+        (REPOSITORY / basis["page"]).read_text().partition("### How large the leaks of the sums are\n")[2].partition("\n#")[0]
+    )
+    _, _, *rows = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in section.splitlines() if line.startswith("|")]
+    columns = ("task", "s", "alpha", "rounds", "reshuffle_every")
+    assert rows == [
+        [*(str(stated.settings.get(name, "")) for name in columns), stated.metric, str(stated.figure)]
+        for stated in experiment.stated()
+    ]
+    assert all(set(stated.settings) <= set(columns) for stated in experiment.stated())
+    assert f"m = {basis['settings']['m']} and K = {basis['settings']['ratio']} d" in section
+    assert f"within {basis['within']} of this table" in section
 
-    base = replace(Cell(), m=32, ratio=0.05)
-    rng = np.random.default_rng(0)
-    assert MEASUREMENTS["own_coordinates"](replace(base, s=4), rng)["correlation"] == pytest.approx(0.89, abs=0.03)
-    assert MEASUREMENTS["decoys"](replace(base, s=2, alpha=0.5), rng)["auc"] == pytest.approx(0.96, abs=0.03)
-    fixed = MEASUREMENTS["regression"](replace(base, s=4, rounds=40, reshuffle_every=0), rng)["correlation"]
-    redrawn = MEASUREMENTS["regression"](replace(base, s=4, rounds=40), rng)["correlation"]
-    assert fixed == pytest.approx(0.5, abs=0.05)
-    assert redrawn > 0.9
+
+def measured_leaks(**changes: Any) -> list[Result]:
+    cells = load_experiment("leaks").cells("laptop", changes)
+    return [Result("leaks", "laptop", cell, {}, 0, measure(cell)["metrics"], [], 0.0, 0.0) for cell in cells]
+
+
+def test_the_verdict_on_leaks_compares_with_the_page_and_with_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    results = measured_leaks()
+    found = judge("leaks", "laptop", results)
+    assert (found.status, found.sentence) == (HOLDS, "9 of 9 measured within 0.05 of the figures in docs/threat-model.md.")
+    assert judge("leaks", "laptop", results[1:]).status == UNTESTED
+    assert judge("leaks", "laptop", measured_leaks(m=16)).status == UNTESTED, "the page says nothing about 16 silos"
+    assert [row["docs/threat-model.md"] for row in found.rows] == [stated.figure for stated in load_experiment("leaks").stated()]
+    tables = deepcopy(load_experiment("leaks").tables)
+    tables["variants"][0]["stated"]["correlation"] = 0.5
+    monkeypatch.setattr(verdicts, "load_experiment", lambda name: experiment_from(name, tables))
+    assert judge("leaks", "laptop", results).status == FAILS
 
 
 def made_up(accuracy: float, **settings: Any) -> Result:
