@@ -36,7 +36,7 @@ class Adversary:
         return self.count > 0 and self._cell.attack in ATTACKS
 
     def is_byzantine(self, silo: int) -> bool:
-        return silo >= self._cell.m - self.count
+        return silo >= self._cell.honest
 
     def forge(self, values: Matrix, rule: Callable[[Matrix], NDArray[Any]]) -> Matrix:
         """What everybody sends, from what everybody would send honestly. `rule` is what the server does with it."""

@@ -76,6 +76,11 @@ class Cell:
         """Silos that really misbehave; f is what the rule is told to expect."""
         return 0 if self.attack == "none" and self.coordinate_attack == "none" else self.f
 
+    @property
+    def honest(self) -> int:
+        """The first so many silos do what they should; the rest are the attackers."""
+        return self.m - self.attackers
+
     def per_silo(self, parameters: int) -> int:
         """k = floor(K/m), as in the service, but at least one; K = m d means that everybody proposes everything: SHARE."""
         return min(parameters, max(1, round(self.ratio * parameters) // self.m))

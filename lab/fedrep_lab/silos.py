@@ -97,7 +97,7 @@ def trainer_settings(cell: Cell, dataset: ImageDataset, silo: int, device: str) 
 
 def silo_images(cell: Cell, dataset: ImageDataset, silo: int) -> Images:
     """The training images as this silo has them: with the label-flip attack, a Byzantine silo's classes are reversed."""
-    if cell.attack == "labelflip" and silo >= cell.m - cell.f:
+    if cell.attack == "labelflip" and silo >= cell.honest:
         return Images(dataset.train.pixels, len(dataset.classes) - 1 - dataset.train.labels)
     return dataset.train
 

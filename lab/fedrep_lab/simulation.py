@@ -135,7 +135,7 @@ class Training:
         typical = self._lengths / max(1, self._rounds)
         if memory is None or typical <= 0.0:
             return {"residual": 0.0, "largest_residual": 0.0}
-        honest = memory[: self._cell.m - self._cell.attackers]
+        honest = memory[: self._cell.honest]
         lengths = np.linalg.norm(honest.astype(np.float64), axis=1)
         return {"residual": float(lengths.mean() / typical), "largest_residual": float(np.abs(honest).max() / typical)}
 

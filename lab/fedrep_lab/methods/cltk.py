@@ -32,8 +32,7 @@ class CltK:
         agreed = setting.adversary.coordinates(leader, g, self._k, top_k(g[leader], self._k))
         wanted = np.ascontiguousarray(g[:, agreed])
         groups = buffer_groups(setting, round_number)
-        honest = cell.m - setting.adversary.count
-        kept = energy_kept(g, np.einsum("ij,ij->i", wanted[:honest], wanted[:honest], dtype=np.float64), honest)
+        kept = energy_kept(g, wanted, cell.honest)
         result = BufferedRule(self._rule, groups, setting, round_number).under_attack(wanted)
         g[:, agreed] = 0.0
         self.memory = g

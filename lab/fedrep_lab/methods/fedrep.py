@@ -61,8 +61,7 @@ class FedREP:
         agreed = self._consensus(g, round_number)
         wanted = np.ascontiguousarray(g[:, agreed])
         turnout = self._turnout(round_number)
-        honest = cell.m - setting.adversary.count
-        kept = energy_kept(g, np.einsum("ij,ij->i", wanted[:honest], wanted[:honest], dtype=np.float64), honest)
+        kept = energy_kept(g, wanted, cell.honest)
         if not turnout.groups:
             self.memory = g
             return Step(np.zeros(0, np.float32), agreed[:0], agreed.size, 0.0, kept, measures={"skipped": 1.0})
@@ -95,7 +94,7 @@ class FedREP:
         if not cell.dropout:  # every buffer opens, also in cells that no preflight would let pass, such as those with s = 1
             return Turnout(groups, np.ones(cell.m, dtype=np.bool_))
         survived = setting.rng(DROP, round_number).random(cell.m) >= cell.dropout
-        survived[cell.m - setting.adversary.count :] = True  # the worst case: every missing silo is an honest one
+        survived[cell.honest :] = True  # the worst case: every missing silo is an honest one
         if np.count_nonzero(survived) < share_threshold(cell.m):  # too few holders confirm, so nobody reveals
             return Turnout([], survived)
         left = [group[survived[group]] for group in groups]

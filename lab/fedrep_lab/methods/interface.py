@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,8 +106,7 @@ class BufferedRule:
         return self.aggregate(self.setting.adversary.forge(values, self.vector))
 
 
-def energy_kept(full: Matrix, kept: Any, honest: int) -> float:
+def energy_kept(full: Matrix, kept: Matrix, honest: int) -> float:
     """Mean over honest silos of |C(g)|^2 / |g|^2: d'-contraction asks for at least d'/d."""
-    before = np.einsum("ij,ij->i", full[:honest], full[:honest], dtype=np.float64)
-    after = np.asarray(kept, dtype=np.float64)
+    before, after = (np.einsum("ij,ij->i", rows[:honest], rows[:honest], dtype=np.float64) for rows in (full, kept))
     return float(np.mean(after / np.maximum(before, np.finfo(np.float64).tiny)))

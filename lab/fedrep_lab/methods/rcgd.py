@@ -31,8 +31,8 @@ class RcgdEf:
         for silo, row in enumerate(g):
             chosen = top_k(row, self._k)
             sent[silo, chosen] = row[chosen]
-        honest = self._setting.cell.m - self._setting.adversary.count
-        kept = energy_kept(g, np.einsum("ij,ij->i", sent[:honest], sent[:honest], dtype=np.float64), honest)
+        honest = self._setting.cell.honest
+        kept = energy_kept(g, sent, honest)
         self.memory = np.subtract(g, sent, out=g)
         forged = self._setting.adversary.forge(sent, self._mean_of_shortest)
         if self._setting.adversary.forges:

@@ -39,9 +39,8 @@ class Ring:
     def opened_means(self, forged: Matrix, groups: list[NDArray[np.int64]], round_number: int) -> Matrix:
         """The buffers as the server opens them. Attackers stay within the range: a sum outside it would prove a lie."""
         levels = [row.levels for row in self._honest]
-        adversary = self._setting.adversary
-        if adversary.forges:
-            for silo in range(len(levels) - adversary.count, len(levels)):
+        if self._setting.adversary.forges:
+            for silo in range(self._setting.cell.honest, len(levels)):
                 levels[silo] = self._quantized(forged[silo], silo, round_number).levels
         means = []
         for group in groups:
