@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import nn
 
 from fedrep_lab.cell import Cell
-from fedrep_trainers.models import Shape, build_model
+from fedrep_trainers.models import MODELS, Shape, build_model
 
 
 def small_cnn(shape: Shape, classes: int, width: int = 8) -> nn.Module:
@@ -32,8 +31,4 @@ def model_of(cell: Cell, shape: Shape, classes: int) -> nn.Module:
     options: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in cell.model_options.items()
     }
-    if cell.model != "small_cnn":
-        return build_model(cell.model, shape, classes, cell.seed, options)
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(cell.seed)
-        return small_cnn(shape, classes, **options)
+    return build_model(cell.model, shape, classes, cell.seed, options, {**MODELS, "small_cnn": small_cnn})

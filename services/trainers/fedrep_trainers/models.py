@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -77,16 +77,23 @@ def torchvision_model(name: str, shape: Shape, classes: int, **options: Any) -> 
     return inner if shape[0] == 3 else GrayAsColour(inner)
 
 
-def build_model(name: str, shape: Shape, classes: int, seed: int, options: dict[str, Any]) -> nn.Module:
+def build_model(
+    name: str,
+    shape: Shape,
+    classes: int,
+    seed: int,
+    options: dict[str, Any],
+    models: Mapping[str, ModelBuilder] = MODELS,
+) -> nn.Module:
     """The same name, options and seed give the same initial parameters, whatever was drawn before."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         try:
             if name.startswith("torchvision:"):
                 return torchvision_model(name.removeprefix("torchvision:"), shape, classes, **options)
-            if name not in MODELS:
-                known = ", ".join([*MODELS, "torchvision:<name>"])
+            if name not in models:
+                known = ", ".join([*models, "torchvision:<name>"])
                 raise SettingsError(f"there is no model {name!r}; choose one of {known}, or bring one by user_code")
-            return MODELS[name](shape, classes, **options)
+            return models[name](shape, classes, **options)
         except TypeError as error:
             raise SettingsError(f"model_options do not fit model {name!r}: {error}") from error
