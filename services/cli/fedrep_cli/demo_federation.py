@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import secrets
 import tempfile
@@ -263,8 +262,7 @@ class _Demo:
         vector, layout = self._trainer.initial(), self._trainer.layout
         manifest = config.manifest(vector.size, bytes.fromhex(layout.digest), model_hash(vector))
         signed = sign_run(manifest, self._admin.identity.name, self._admin.chain, self._admin.signing_key)
-        described = json.dumps([[p.name, list(p.shape)] for p in layout.parameters])
-        problems = self._client.create_run(signed, config.options(described), vector).problems
+        problems = self._client.create_run(signed, config.options(layout.described), vector).problems
         if problems:
             raise SettingsError("the server refuses the run: " + "; ".join(problems))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Iterator
@@ -103,8 +102,7 @@ def create(
         raise SettingsError("the run cannot work: " + "; ".join(planned["problems"]), reason="PREFLIGHT")
     with connected(server, identity) as (client, credentials):
         signed = sign_run(manifest, credentials.identity.name, credentials.chain, credentials.signing_key)
-        described = json.dumps([[p.name, list(p.shape)] for p in layout.parameters])
-        response = client.create_run(signed, settings.options(described), None if dry_run else vector)
+        response = client.create_run(signed, settings.options(layout.described), None if dry_run else vector)
     if response.problems:
         raise SettingsError("the server refuses the run: " + "; ".join(response.problems), reason="PREFLIGHT")
     result = {"run": manifest.name, "hash": response.run.hex(), "created": not dry_run, "plan": planned}

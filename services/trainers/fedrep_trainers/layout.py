@@ -69,9 +69,13 @@ class ModelLayout:
         return sum(p.size for p in self.parameters)
 
     @cached_property
+    def described(self) -> str:
+        """As JSON; what a run's options carry, and what the digest is of."""
+        return json.dumps([[p.name, list(p.shape)] for p in self.parameters], separators=(",", ":"))
+
+    @cached_property
     def digest(self) -> str:
-        described = json.dumps([[p.name, list(p.shape)] for p in self.parameters], separators=(",", ":"))
-        return hashlib.sha256(described.encode()).hexdigest()
+        return hashlib.sha256(self.described.encode()).hexdigest()
 
     def difference(self, other: ModelLayout) -> str | None:
         """One sentence about the first place where `other` (the run's model) departs from this one, or None."""
