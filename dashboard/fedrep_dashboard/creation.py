@@ -5,9 +5,7 @@ The initial model is a kept model of a run that exists; a model from a file is f
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
@@ -18,18 +16,16 @@ from pydantic import BaseModel, Field
 
 from fedrep.aggregators import AGGREGATORS
 from fedrep.errors import DecodeError, NotFoundError
-from fedrep.protocol.manifests import RunManifest
 from fedrep.protocol.model_state import model_hash
 from fedrep.protocol.preflight import preflight
-from fedrep.wire import codec
-from fedrep.wire.chunks import Assembler, cut_into_chunks
-from fedrep.wire.v1 import observer_pb2 as pb
+from fedrep.wire.chunks import Assembler
 from fedrep_dashboard import schema
 from fedrep_dashboard.actions import Admin
 from fedrep_dashboard.api import PROBLEMS, AllFeeds, Viewer
 from fedrep_dashboard.auth import NotAllowedError
 from fedrep_dashboard.observer import Observer
 from fedrep_identity.certificates import Credentials
+from fedrep_runtime.observer_client import create_run_requests
 from fedrep_runtime.run_config import RunConfig, sign_run
 
 LARGEST_MODEL = 2 * 2**30
@@ -85,31 +81,13 @@ async def create_run(request: Request, body: NewRun, who: Admin, feeds: AllFeeds
         manifest = body.config.manifest(vector.size, template.layout_hash, model_hash(vector))
     if not problems:
         options = body.config.options(source.options.layout)
-        answer = await feeds.observer.create(_parts(manifest, credentials, options, vector))
+        signed = sign_run(manifest, credentials.identity.name, credentials.chain, credentials.signing_key)
+        answer = await feeds.observer.create(create_run_requests(signed, options, vector))
         problems = list(answer.problems)
     created = not problems and not body.dry_run
     if created:
         log.info("run created", run=manifest.name, user=who.user)
     return Created(created=created, hash=manifest.digest().hex(), problems=problems)
-
-
-async def _parts(
-    manifest: RunManifest, credentials: Credentials, options: pb.RunOptions, vector: Vector | None
-) -> AsyncIterator[pb.CreateRunRequest]:
-    """Without a vector the server only checks."""
-    signed = sign_run(manifest, credentials.identity.name, credentials.chain, credentials.signing_key)
-    data = b"" if vector is None else vector.astype("<f4", copy=False).tobytes()
-    yield pb.CreateRunRequest(
-        header=pb.CreateRunHeader(
-            manifest=codec.signed_run_to_wire(signed),
-            options=options,
-            dry_run=vector is None,
-            parameters=manifest.parameters,
-            sha256=hashlib.sha256(data).digest(),
-        )
-    )
-    for chunk in cut_into_chunks(data):
-        yield pb.CreateRunRequest(chunk=chunk)
 
 
 async def _downloaded(observer: Observer, source: ModelSource) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -125,7 +125,7 @@ class Observer:
         answer: pb.ReadmitSiloResponse = await self._call(self._stub.ReadmitSilo, pb.ReadmitSiloRequest(name=name, silo=silo))
         return answer.silo
 
-    async def create(self, parts: AsyncIterator[pb.CreateRunRequest]) -> pb.CreateRunResponse:
+    async def create(self, parts: Iterator[pb.CreateRunRequest]) -> pb.CreateRunResponse:
         return await self._call(self._stub.CreateRun, parts, seconds=60.0)
 
     async def download(self, name: str, version: int | None) -> AsyncIterator[pb.DownloadModelResponse]:

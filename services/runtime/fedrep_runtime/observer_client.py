@@ -42,22 +42,8 @@ class ObserverClient:
     def create_run(
         self, signed: SignedRunManifest, options: pb.RunOptions, vector: NDArray[np.float32] | None
     ) -> pb.CreateRunResponse:
-        """Without a vector it is a rehearsal: the server checks and creates nothing."""
-        data = b"" if vector is None else vector.astype("<f4", copy=False).tobytes()
-        header = pb.CreateRunHeader(
-            manifest=codec.signed_run_to_wire(signed),
-            options=options,
-            dry_run=vector is None,
-            parameters=signed.manifest.parameters,
-            sha256=hashlib.sha256(data).digest(),
-        )
-
-        def parts() -> Iterator[pb.CreateRunRequest]:
-            yield pb.CreateRunRequest(header=header)
-            for chunk in cut_into_chunks(data):
-                yield pb.CreateRunRequest(chunk=chunk)
-
-        response: pb.CreateRunResponse = _translated(lambda: self.stub.CreateRun(parts(), timeout=10 * CALL_SECONDS))
+        parts = create_run_requests(signed, options, vector)
+        response: pb.CreateRunResponse = _translated(lambda: self.stub.CreateRun(parts, timeout=10 * CALL_SECONDS))
         return response
 
     def watch(self, run: str, after: int = 0) -> Iterator[pb.WatchRunResponse]:
@@ -80,6 +66,24 @@ class ObserverClient:
             return header.version, assembler.finish()
 
         return _translated(fetch)
+
+
+def create_run_requests(
+    signed: SignedRunManifest, options: pb.RunOptions, vector: NDArray[np.float32] | None
+) -> Iterator[pb.CreateRunRequest]:
+    """The stream of a CreateRun. Without a vector it is a rehearsal: the server checks and creates nothing."""
+    data = b"" if vector is None else vector.astype("<f4", copy=False).tobytes()
+    yield pb.CreateRunRequest(
+        header=pb.CreateRunHeader(
+            manifest=codec.signed_run_to_wire(signed),
+            options=options,
+            dry_run=vector is None,
+            parameters=signed.manifest.parameters,
+            sha256=hashlib.sha256(data).digest(),
+        )
+    )
+    for chunk in cut_into_chunks(data):
+        yield pb.CreateRunRequest(chunk=chunk)
 
 
 def _translated(call: Callable[[], T]) -> T:
