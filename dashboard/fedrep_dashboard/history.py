@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+from fedrep.communication import paper_bits
 from fedrep.wire.v1 import federation_pb2, observer_pb2
 from fedrep_dashboard import schema
 
@@ -134,7 +135,7 @@ class History:
         up = item.bytes_up + (before.bytes_up_total if before else 0)
         down = item.bytes_down + (before.bytes_down_total if before else 0)
         dense = self.dense * item.proposed
-        paper = (96 + 32 / max(item.roster_size, 1)) * self.coordinates / 8 * item.proposed
+        paper = paper_bits(self.coordinates, max(item.roster_size, 1)) / 8 * item.proposed
         exact, theorem2 = _optional(item, "epsilon"), _optional(item, "epsilon_theorem2")
         nothing_left = item.proposed == 0  # and so nothing was spent
         accuracy, loss = _three(item.silo_accuracy), _three(item.silo_loss)
