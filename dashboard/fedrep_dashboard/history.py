@@ -12,6 +12,7 @@ from itertools import pairwise
 from fedrep.communication import paper_bits
 from fedrep.wire.v1 import federation_pb2, observer_pb2
 from fedrep_dashboard import schema
+from fedrep_dashboard.view import optional
 
 UNTHINNED_TAIL = 20  # the phase chart shows the latest rounds one by one
 SUSPECT_FACTOR = 2.0
@@ -136,7 +137,7 @@ class History:
         down = item.bytes_down + (before.bytes_down_total if before else 0)
         dense = self.dense * item.proposed
         paper = paper_bits(self.coordinates, max(item.roster_size, 1)) / 8 * item.proposed
-        exact, theorem2 = _optional(item, "epsilon"), _optional(item, "epsilon_theorem2")
+        exact, theorem2 = optional(item, "epsilon"), optional(item, "epsilon_theorem2")
         nothing_left = item.proposed == 0  # and so nothing was spent
         accuracy, loss = _three(item.silo_accuracy), _three(item.silo_loss)
         return schema.RoundRow(
@@ -163,10 +164,10 @@ class History:
             epsilon_sum=_added(before.epsilon_sum if before else 0.0, 0.0 if nothing_left else exact),
             epsilon_theorem2_sum=_added(before.epsilon_theorem2_sum if before else 0.0, 0.0 if nothing_left else theorem2),
             clip_range=item.clip_range,
-            clip_rate=_optional(item, "clip_rate"),
-            update_norm=_optional(item, "update_norm"),
-            accuracy=_optional(item, "accuracy"),
-            loss=_optional(item, "loss"),
+            clip_rate=optional(item, "clip_rate"),
+            update_norm=optional(item, "update_norm"),
+            accuracy=optional(item, "accuracy"),
+            loss=optional(item, "loss"),
             silo_accuracy_min=accuracy[0],
             silo_accuracy_median=accuracy[1],
             silo_accuracy_max=accuracy[2],
@@ -180,7 +181,7 @@ class History:
 
 def marks_of(item: observer_pb2.Round) -> Marks:
     """What the heat map shows of each buffer: a mark, and the distance of its mean from the update."""
-    distances = {b.number: _optional(b, "distance") for b in item.buffers if b.opened and not b.discarded}
+    distances = {b.number: optional(b, "distance") for b in item.buffers if b.opened and not b.discarded}
     judged = [distance for distance in distances.values() if distance is not None]
     limit = SUSPECT_FACTOR * statistics.median_low(judged) if len(judged) >= FEWEST_TO_JUDGE else math.inf
     found = {}
@@ -200,8 +201,8 @@ def buffers_of(item: observer_pb2.Round) -> list[schema.Buffer]:
             survivors=b.survivors,
             opened=b.opened,
             discarded=b.discarded,
-            distance=_optional(b, "distance"),
-            weight=_optional(b, "weight"),
+            distance=optional(b, "distance"),
+            weight=optional(b, "weight"),
             mark=marks[b.number][0],
         )
         for b in item.buffers
@@ -217,13 +218,6 @@ def groups(count: int, wanted: int) -> list[range]:
 
 def worst(order: Sequence[str], words: set[str]) -> str:
     return max(words, key=lambda word: order.index(word) if word in order else -1, default="")
-
-
-def _optional(message: observer_pb2.Round | observer_pb2.BufferRound, field: str) -> float | None:
-    if not message.HasField(field):
-        return None
-    value = float(getattr(message, field))
-    return value if math.isfinite(value) else None  # JSON has no word for the others
 
 
 def _three(values: Sequence[float]) -> tuple[float | None, float | None, float | None]:

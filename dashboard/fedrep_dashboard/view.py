@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from fedrep import privacy
@@ -151,7 +152,10 @@ def detail_of(
 
 
 def optional(message: Any, field: str) -> float | None:
-    return float(getattr(message, field)) if message.HasField(field) else None
+    if not message.HasField(field):
+        return None
+    value = float(getattr(message, field))
+    return value if math.isfinite(value) else None  # JSON has no word for the others
 
 
 def _json_object(text: str) -> Any:

@@ -15,6 +15,9 @@ import pytest
 from fedrep.protocol.manifests import run_manifest_message
 from fedrep.protocol.model_state import model_hash
 from fedrep.wire import codec
+from fedrep.wire.v1 import observer_pb2 as pb
+from fedrep_dashboard import view
+from fedrep_dashboard.history import History
 from fedrep_identity.names import Role
 from tests.harness.dashboard_server import MODEL, PARAMETERS, VECTOR, ScriptedServer, scripted_run
 from tests.harness.dashboard_site import ADMIN, VIEWER, as_admin, insecure, serving, settings_for
@@ -320,3 +323,11 @@ def test_while_the_server_is_away_the_last_figures_stay_and_its_return_is_notice
         scripted.start()
         until(lambda: http.get("/runs/digits/rounds").json()["total"] == 2)
     scripted.die()
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+def test_a_figure_that_is_no_number_is_shown_as_none_in_summaries_and_rounds_alike(loss: float) -> None:
+    assert view.run_of(pb.RunSummary(loss=loss)).loss is None
+    history = History()
+    history.put(pb.Round(round=1, loss=loss))
+    assert history.rows()[0].loss is None
