@@ -6,8 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from fedrep_identity.names import NAME_PATTERN
+
 RunState = Literal["waiting", "running", "paused", "finished", "stopped"]
-NAME = r"^[a-z0-9](?:[a-z0-9._-]{0,61}[a-z0-9])?$"
+NAME = f"^{NAME_PATTERN}$"
 Name = Annotated[str, Field(pattern=NAME, description="Lower-case letters, digits, dots, dashes, underscores.")]
 
 

@@ -16,7 +16,7 @@ from cryptography import x509
 
 from fedrep.errors import CryptoError, InvalidInputError
 
-_NAME = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,61}[a-z0-9])?")
+NAME_PATTERN = r"[a-z0-9](?:[a-z0-9._-]{0,61}[a-z0-9])?"
 
 
 class Role(StrEnum):
@@ -70,7 +70,7 @@ class Identity:
 
 def check_name(what: str, name: str) -> None:
     """Lower case only, so that no two names look alike; safe in file names, URIs, DNS labels and logs."""
-    if not _NAME.fullmatch(name):
+    if not re.fullmatch(NAME_PATTERN, name):
         raise InvalidInputError(
             f"{name[:80]!r} cannot be a {what}: use 1 to 63 lower-case letters, digits, dots, dashes or underscores, "
             "starting and ending with a letter or digit.",
