@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -34,17 +33,6 @@ AGGREGATORS: dict[str, Callable[..., Aggregate]] = {
 
 # Passed with each round's rows, never fixed in a run's settings.
 _PER_ROUND = {"vectors", "byzantine_count", "pre", "rng", "weights"}
-
-
-class Rule(Protocol):
-    def __call__(
-        self,
-        vectors: ArrayLike,
-        *,
-        byzantine_count: int,
-        weights: ArrayLike | None = None,
-        rng: np.random.Generator | None = None,
-    ) -> Aggregate: ...
 
 
 @dataclass(frozen=True)
