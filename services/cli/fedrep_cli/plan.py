@@ -15,7 +15,8 @@ from fedrep.errors import InvalidInputError
 from fedrep.protocol.manifests import RunManifest
 from fedrep.protocol.preflight import largest_expected_buffer, preflight
 from fedrep.protocol.thresholds import buffers_needed, share_threshold
-from fedrep_cli.epsilon import number_or_none, text
+from fedrep_cli import epsilon
+from fedrep_cli.epsilon import text
 from fedrep_cli.output import JSON_HELP, emit
 from fedrep_runtime.run_config import AggregatorConfig, RunConfig
 from fedrep_runtime.settings import load_settings
@@ -174,18 +175,9 @@ def traffic(run: RunManifest) -> dict[str, Any]:
 def cost(run: RunManifest, k: int) -> dict[str, Any]:
     if not 1 <= k <= run.parameters:
         return {"alpha": run.alpha, "epsilon_round": None, "epsilon_total": None, "meaningful": False}
-    per_round = privacy.coordinate_epsilon(run.parameters, k, run.alpha)
-    total = None if per_round is None else run.rounds * per_round
-    limit = privacy.TOO_LARGE_TO_MEAN_MUCH
-    return {
-        "alpha": run.alpha,
-        "epsilon_round": number_or_none(per_round),
-        "epsilon_theorem2": number_or_none(privacy.theorem2_epsilon(run.parameters, k, run.alpha)),
-        "epsilon_total": number_or_none(total),
-        "meaningful": total is not None and total <= limit,
-        "alpha_for_meaningful_total": privacy.alpha_for_budget(run.parameters, k, limit, run.rounds),
-        "covers": privacy.COVERS,
-    }
+    found = epsilon.assess(run.parameters, k, run.alpha, run.rounds, privacy.TOO_LARGE_TO_MEAN_MUCH)
+    names = ("alpha", "epsilon_round", "epsilon_theorem2", "epsilon_total", "meaningful", "covers")
+    return {**{name: found[name] for name in names}, "alpha_for_meaningful_total": found["alpha_for_budget"]}
 
 
 def render(result: Mapping[str, Any]) -> str:
