@@ -100,6 +100,11 @@ def alpha_for_budget(d: int, k: int, budget: float, rounds: int) -> float:
     return alpha
 
 
+def meaningful(total: float | None) -> bool:
+    """Whether a total says something about privacy; None is no guarantee at all."""
+    return total is not None and total <= TOO_LARGE_TO_MEAN_MUCH
+
+
 def shown(epsilon: float | None, digits: int = 3) -> str:
     """Epsilon for a person: rounded up, because a privacy loss shown too small is a false promise."""
     if epsilon is None:

@@ -127,7 +127,7 @@ def epsilon_of(run: schema.Run, rows_last: schema.RoundRow | None, option_budget
         total=total,
         budget=budget,
         budget_ends_in_round=ends,
-        meaningful=total is not None and total <= privacy.TOO_LARGE_TO_MEAN_MUCH,
+        meaningful=privacy.meaningful(total),
     )
 
 

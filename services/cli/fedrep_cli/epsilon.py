@@ -48,7 +48,7 @@ def assess(d: int, k: int, alpha: float | None, rounds: int, budget: float | Non
         "epsilon_round": number_or_none(per_round),
         "epsilon_theorem2": number_or_none(privacy.theorem2_epsilon(d, k, chosen)),
         "epsilon_total": number_or_none(total),
-        "meaningful": total is not None and total <= privacy.TOO_LARGE_TO_MEAN_MUCH,
+        "meaningful": privacy.meaningful(total),
         "covers": privacy.COVERS,
     }
     if chosen >= 0.5:
