@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,8 @@ from fedrep.protocol.attendance import RoundReport
 from fedrep.protocol.manifests import SiloName
 from fedrep.protocol.messages import Assignment, Outcome, Phase, Signatures, SurvivorSet
 from fedrep.protocol.opening import Combined
+
+Severity = Literal["info", "warning", "alert"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +31,16 @@ class Noted:
     kind: str
     text: str
     silo: SiloName | None = None
+    severity: Severity = "warning"
+    round: int = 0  # 0: about no round, or about the one it came from
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RoundResult:
-    """What is committed: the aggregate on I if the round was applied, and what happened either way."""
+    """What is committed: the aggregate on I if the round was applied, and what happened either way.
+
+    `proposals` holds a hash of each proposer's I_k: equal to an earlier one if and only if it released nothing new.
+    """
 
     outcome: Outcome
     reason: str
@@ -45,6 +53,17 @@ class RoundResult:
     report: RoundReport
     assignment: Assignment
     discarded: Mapping[int, str]
+    proposals: Mapping[SiloName, bytes]
+
+    @classmethod
+    def skipped(cls, reason: str) -> RoundResult:
+        """Of a round nothing else is known about."""
+        report = RoundReport((), frozenset(), frozenset(), frozenset(), {})
+        return cls(Outcome.SKIPPED, reason, np.empty(0, np.int64), b"", None, (), (), None, report, (), {}, {})
+
+    @property
+    def survivor_names(self) -> frozenset[SiloName]:
+        return self.survivors.names() if self.survivors is not None else frozenset()
 
 
 @dataclass(frozen=True, slots=True)

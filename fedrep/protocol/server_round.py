@@ -104,7 +104,7 @@ class ServerRound:
         return frozenset(self._proposals)
 
     def proposed_coordinates(self) -> dict[SiloName, bytes]:
-        """A hash of each proposer's I_k: equal to an earlier one if and only if it released nothing new."""
+        """A hash of each proposer's I_k."""
         return {name: hashlib.sha256(proposal.coordinates).digest() for name, proposal in self._proposals.items()}
 
     def consensus_for(self, silo: SiloName) -> Consensus:
@@ -257,7 +257,7 @@ class ServerRound:
                 means[number] = open_buffer(self._sums.pop(number), masks, len(names), self.manifest)
             except FedrepError as error:
                 self._discarded[number] = str(error)
-                notes.append(Noted("discarded", f"buffer {number} was discarded: {error}"))
+                notes.append(Noted("discarded", f"buffer {number} was discarded: {error}", severity="alert"))
         needed = buffers_needed(self.run.byzantine)
         if len(means) < needed:
             return [*notes, *self._end(Outcome.SKIPPED, f"{len(means)} buffers could be opened, {needed} are needed")]
@@ -284,6 +284,7 @@ class ServerRound:
                 "robustness",
                 f"{opened} buffers opened: the rule withstands {tolerated} bad ones, not f = {self.run.byzantine}; "
                 "robustness now rests on the missing silos being the Byzantine ones",
+                severity="alert",
             )
         ]
 
@@ -310,6 +311,7 @@ class ServerRound:
             report,
             self._assignment,
             dict(self._discarded),
+            self.proposed_coordinates(),
         )
         self._sums = {}
         self._book.forget()

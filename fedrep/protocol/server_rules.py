@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fedrep.coding import decode_coordinates, decode_values
 from fedrep.errors import CryptoError, InvalidInputError, OutOfPhaseError, UnknownSiloError, WrongRoundError
-from fedrep.protocol.manifests import RoundManifest, RunHash, SiloName, session_key_message
+from fedrep.protocol.manifests import RosterEntry, RoundManifest, RunHash, SiloName, session_key_message
 from fedrep.protocol.messages import (
     Confirmation,
     Proposal,
@@ -30,6 +30,15 @@ from fedrep.secagg.shares import SEALED_BYTES
 HASH_BYTES = 32
 
 VerifyKeys = Mapping[SiloName, VerifyKey]
+
+
+def check_session_key(entry: RosterEntry, run: RunHash, key: VerifyKey) -> None:
+    """At Join: nobody could seal shares to a key of low order, and nobody would to one the silo did not sign over this run."""
+    check_agreement_public(entry.session_key)
+    try:
+        key.verify(entry.session_signature, session_key_message(run, entry.session_key))
+    except CryptoError as error:
+        raise CryptoError("the session key is not validly signed over this run", reason="BAD_SIGNATURE") from error
 
 
 def check_member(silo: SiloName, manifest: RoundManifest) -> None:

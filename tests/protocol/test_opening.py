@@ -105,7 +105,8 @@ def test_a_dealer_of_a_wrong_seed_spoils_its_own_buffer_and_sits_out() -> None:
     assert result.discarded == {place: f"{cheat.name}'s shares do not give the secret it announced"}
     assert result.report.failed == {cheat.name}
     assert result.report.complete == set(federation.silos) - {cheat.name}
-    assert Noted("discarded", f"buffer {place} was discarded: {result.discarded[place]}") in federation.effects
+    note = Noted("discarded", f"buffer {place} was discarded: {result.discarded[place]}", severity="alert")
+    assert note in federation.effects
 
 
 def test_a_dealer_of_a_wrong_mask_key_that_vanishes_spoils_its_own_buffer_and_sits_out() -> None:

@@ -1,0 +1,69 @@
+"""The next round, before anybody hears of it: its number, who takes part, in which order they are shuffled, what is announced."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedrep import buffers
+from fedrep.protocol.attendance import Attendance
+from fedrep.protocol.clip_range import ClipRange
+from fedrep.protocol.manifests import RosterEntry, RoundManifest, RunManifest, SiloName
+from fedrep.protocol.messages import ModelName
+from fedrep.secagg.transcript import digest
+
+
+@dataclass(frozen=True, slots=True)
+class Dice:
+    """All randomness of a run on the server, from one secret seed: buffers cannot be foreseen, and a restart draws the same."""
+
+    seed: bytes = field(repr=False)
+
+    def order(self, rules: RunManifest, number: int) -> tuple[SiloName, ...]:
+        """The same shuffle for `reshuffle_every` rounds."""
+        return buffers.shuffle(rules.silos, self.generator("buffers", number // rules.reshuffle_every))
+
+    def generator(self, purpose: str, number: int) -> np.random.Generator:
+        seed = digest("fedrep/server-random", self.seed, purpose, number)
+        return np.random.default_rng(int.from_bytes(seed, "little"))
+
+
+def next_roster(
+    attendance: Attendance, known: Collection[SiloName], last_round: int, quorum: int
+) -> tuple[int, tuple[RosterEntry, ...]]:
+    """The next number whose roster reaches the quorum: waiting out penalties must not stop a run for good.
+
+    `known` are the silos whose signatures can be checked.
+    """
+    first = last_round + 1
+    pauses = sorted({s.back_in_round for s in attendance.standings.values() if s.back_in_round > first})
+    for number in (first, *pauses):
+        roster = tuple(entry for entry in attendance.roster(number) if entry.name in known)
+        if len(roster) >= quorum:
+            return number, roster
+    return first, ()
+
+
+def announce(
+    rules: RunManifest, model: ModelName, clip_range: ClipRange, number: int, roster: tuple[RosterEntry, ...]
+) -> RoundManifest:
+    return RoundManifest(
+        run=rules.digest(),
+        round=number,
+        model_version=model.version,
+        model_hash=model.hash,
+        chain=model.chain,
+        roster=roster,
+        parameters=rules.parameters,
+        coordinates=rules.coordinates,
+        per_silo=rules.coordinates // len(roster),
+        alpha=rules.alpha,
+        buffer_size=rules.buffer_size,
+        ring_bits=rules.ring_bits,
+        value_bits=rules.value_bits,
+        clip_range=clip_range.value,
+        byzantine=rules.byzantine,
+        deadlines=rules.deadlines,
+    )

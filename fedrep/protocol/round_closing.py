@@ -1,0 +1,143 @@
+"""A finished round turned into what is committed and answered: the next model, attendance and range, and the update.
+
+The server's updates are built here and nowhere else, the one for a round that a restart cut off included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from statistics import median
+
+import numpy as np
+
+from fedrep.errors import FedrepError
+from fedrep.privacy import coordinate_epsilon
+from fedrep.protocol.attendance import Attendance
+from fedrep.protocol.manifests import RoundManifest, RunManifest, SiloName
+from fedrep.protocol.messages import Descent, Evidence, Outcome, Statement, Update
+from fedrep.protocol.model_state import ServerModel
+from fedrep.protocol.round_effects import Noted, RoundResult
+from fedrep.protocol.run_progress import RunProgress
+
+
+class Fate(Enum):
+    """What became of a silo of the run in one round."""
+
+    ON_TIME = "on_time"
+    LATE = "late"
+    DROPPED = "dropped"
+    SITTING_OUT = "sitting_out"
+    EXCLUDED = "excluded"
+    ABSENT = "absent"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClosedRound:
+    """Everything a round changed, before any of it is on disk. `manifest` is None for a round that a restart cut off.
+
+    `charged` are the silos whose proposal cost `epsilon`: the same coordinates again release nothing new.
+    """
+
+    manifest: RoundManifest | None
+    result: RoundResult
+    update: Update
+    progress: RunProgress
+    charged: tuple[SiloName, ...] = ()
+    epsilon: float | None = None
+    clip_rate: float | None = None
+    update_norm: float | None = None
+    fates: Mapping[SiloName, Fate] = field(default_factory=dict)
+
+    @property
+    def failed_to_reveal(self) -> int:
+        """Silos that submitted, and then kept back shares that were waited for or had dealt wrong ones."""
+        return len(self.result.survivor_names & self.result.report.failed)
+
+    def line(self) -> Noted:
+        """For the event log."""
+        update = self.update
+        if update.outcome is Outcome.APPLIED:
+            text = f"round {update.round} applied with {len(self.result.survivor_names)} silos"
+            return Noted("round_applied", text, severity="info", round=update.round)
+        return Noted("round_skipped", f"round {update.round} skipped: {update.reason}", round=update.round)
+
+
+def close_round(
+    rules: RunManifest,
+    manifest: RoundManifest,
+    result: RoundResult,
+    progress: RunProgress,
+    clip_rates: Mapping[SiloName, float],
+) -> ClosedRound:
+    """`clip_rates` are what silos reported about this round."""
+    result, model, descent = _descend(result, progress.model, rules.downlink_bits)
+    applied = result.combined.vector if result.combined is not None else None
+    rates = [rate for silo, rate in clip_rates.items() if silo in result.survivor_names]
+    clip_range = progress.clip_range
+    if applied is not None:
+        clip_range = clip_range.after_round(rates, float(np.abs(applied).max(initial=0.0)), rules)
+    after = replace(
+        progress,
+        last_round=manifest.round,
+        model=model,
+        attendance=progress.attendance.after_round(manifest.round, result.report),
+        clip_range=clip_range,
+        released={**progress.released, **result.proposals},
+    )
+    return ClosedRound(
+        manifest,
+        result,
+        _update(rules, after, result, descent),
+        after,
+        charged=tuple(sorted(s for s, coded in result.proposals.items() if progress.released.get(s) != coded)),
+        epsilon=coordinate_epsilon(manifest.parameters, manifest.per_silo, manifest.alpha),
+        clip_rate=median(rates) if rates else None,
+        update_norm=float(np.linalg.norm(applied)) if applied is not None else None,
+        fates={silo: _fate(silo, manifest, result, progress.attendance) for silo in rules.silos},
+    )
+
+
+def skip_after_restart(rules: RunManifest, number: int, progress: RunProgress) -> ClosedRound:
+    """The round that was open when the server died: nobody knows more about it than that."""
+    result = RoundResult.skipped("the server restarted during the round")
+    after = replace(progress, last_round=number)
+    return ClosedRound(None, result, _update(rules, after, result, None), after)
+
+
+def with_statements(update: Update, statements: tuple[Statement, ...]) -> Update:
+    """The update as it is answered: statements come in for as long as silos ask about the round."""
+    return replace(update, evidence=replace(update.evidence, statements=statements))
+
+
+def _update(rules: RunManifest, after: RunProgress, result: RoundResult, descent: Descent | None) -> Update:
+    evidence = Evidence(result.survivors, result.confirmations, (), result.opened)
+    name = after.model.state.name
+    return Update(rules.digest(), after.last_round, result.outcome, result.reason, name, evidence, descent)
+
+
+def _descend(result: RoundResult, model: ServerModel, bits: int) -> tuple[RoundResult, ServerModel, Descent | None]:
+    """A model that the update would make infinite stays as it is: the round is skipped, and the run goes on."""
+    if result.combined is None:
+        return result, model, None
+    try:
+        return result, *model.apply(result.indices, result.coordinates, result.combined.vector, bits)
+    except FedrepError as error:
+        reason = f"the update cannot be applied: {error}"
+        return replace(result, outcome=Outcome.SKIPPED, reason=reason, combined=None, opened=()), model, None
+
+
+def _fate(silo: SiloName, manifest: RoundManifest, result: RoundResult, attendance: Attendance) -> Fate:
+    """`attendance` as it was before this round counted."""
+    if silo in attendance.excluded:
+        return Fate.EXCLUDED
+    if silo not in manifest.names:
+        standing = attendance.standings.get(silo)
+        waits = standing is not None and standing.back_in_round > manifest.round
+        return Fate.SITTING_OUT if waits else Fate.ABSENT
+    if silo not in result.proposals:
+        return Fate.LATE
+    if result.survivors is not None and silo not in result.survivor_names:
+        return Fate.DROPPED
+    return Fate.ON_TIME

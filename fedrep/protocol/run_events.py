@@ -1,0 +1,133 @@
+"""What a run on the server is told: what silos and admins do, that time passed, that something is on disk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrep.protocol.goals import Totals
+from fedrep.protocol.manifests import RosterEntry, SiloName
+from fedrep.protocol.messages import Aborted, Confirmation, Phase, Proposal, Reveal, Submission
+from fedrep.protocol.run_effects import Save
+from fedrep.secagg.keys import VerifyKey
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The session key in `entry` was verified with `key`."""
+
+    entry: RosterEntry
+    key: VerifyKey
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    silo: SiloName
+
+
+@dataclass(frozen=True, slots=True)
+class RoundDue:
+    """The silos had their time to gather."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimedOut:
+    """A timer that was asked for has rung, perhaps too late to matter."""
+
+    round: int
+    phase: Phase
+
+
+@dataclass(frozen=True, slots=True)
+class ClipRateReported:
+    silo: SiloName
+    round: int
+    rate: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """For good."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exclude:
+    silo: SiloName
+    admin: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Readmit:
+    silo: SiloName
+    admin: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RollBack:
+    """The parameters of an older version become a new one, so that versions only go up."""
+
+    version: int
+    vector: NDArray[np.float32] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    totals: Totals
+
+
+@dataclass(frozen=True, slots=True)
+class CountUnknown:
+    """The totals could not be read, or what they led to could not be saved: both are tried again after the next round."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restarted:
+    """The server is back; `open_round` is the number that was given out last."""
+
+    open_round: int
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """It is on disk."""
+
+    save: Save
+
+
+RunEvent = (
+    Proposal
+    | Submission
+    | Confirmation
+    | Reveal
+    | Aborted
+    | Joined
+    | Left
+    | RoundDue
+    | TimedOut
+    | ClipRateReported
+    | Pause
+    | Resume
+    | Stop
+    | Exclude
+    | Readmit
+    | RollBack
+    | Counted
+    | CountUnknown
+    | Restarted
+    | Saved
+)

@@ -1,0 +1,53 @@
+"""Where a run stands between rounds: frozen, so that what is not on disk yet cannot be believed by half."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from fedrep.protocol.attendance import Attendance
+from fedrep.protocol.clip_range import ClipRange
+from fedrep.protocol.manifests import RunManifest, SiloName
+from fedrep.protocol.model_state import ServerModel
+from fedrep.secagg.keys import VerifyKey
+
+
+class RunState(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    PAUSED = "paused"
+    FINISHED = "finished"
+    STOPPED = "stopped"
+
+    @property
+    def is_over(self) -> bool:
+        return self in (RunState.FINISHED, RunState.STOPPED)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RunProgress:
+    """What the next round starts from.
+
+    A restart finds all of it on disk but what silos bring when they join again: who is present, `keys`, and `released`, the
+    hash of the coordinates each silo proposed last.
+    """
+
+    state: RunState
+    reason: str
+    last_round: int
+    model: ServerModel
+    attendance: Attendance
+    clip_range: ClipRange
+    keys: Mapping[SiloName, VerifyKey] = field(default_factory=dict)
+    released: Mapping[SiloName, bytes] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def first(cls, rules: RunManifest, model: ServerModel) -> RunProgress:
+        reason = "waiting for silos to join"
+        return cls(RunState.WAITING, reason, 0, model, Attendance(), ClipRange(rules.initial_range))
+
+    def after_restart(self) -> RunProgress:
+        """Penalties and exclusions outlast a restart; presence does not: silos join again."""
+        absent = {name: replace(standing, present=False) for name, standing in self.attendance.standings.items()}
+        return replace(self, attendance=replace(self.attendance, standings=absent), keys={}, released={})

@@ -1,0 +1,314 @@
+"""A run on the server as an event machine: `receive(event) -> effects`, between rounds and around them.
+
+It decides who may start a round, announces it, plays its messages into `ServerRound`, and turns the result into the next model
+and the update. Effects are carried out in their order. A save among them is the last: once it is written, `Saved(save)` is
+handed in, and only then does the run believe what it saved and let others hear of it. So nobody hears of a round number or an
+outcome that a crash could take back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from fedrep.errors import OutOfPhaseError, UnknownSiloError, WrongRoundError
+from fedrep.protocol.announcement import Dice, announce, next_roster
+from fedrep.protocol.goals import Goals
+from fedrep.protocol.manifests import RosterEntry, RoundManifest, RunManifest, SignedRoundManifest, SiloName
+from fedrep.protocol.messages import (
+    Aborted,
+    Confirmation,
+    DeadlinePassed,
+    Event,
+    Outcome,
+    Phase,
+    Proposal,
+    Reveal,
+    Signatures,
+    Submission,
+    Update,
+)
+from fedrep.protocol.model_state import ServerModel
+from fedrep.protocol.round_closing import close_round, skip_after_restart
+from fedrep.protocol.round_effects import Noted, PhaseStarted, RoundEnded
+from fedrep.protocol.run_effects import (
+    Announced,
+    Answered,
+    CommitRound,
+    Count,
+    Gather,
+    KeepAttendance,
+    KeepLine,
+    KeepModel,
+    KeepState,
+    OpenedRound,
+    OpenRound,
+    RunEffect,
+    Save,
+    SetTimer,
+)
+from fedrep.protocol.run_events import (
+    ClipRateReported,
+    Counted,
+    CountUnknown,
+    Exclude,
+    Joined,
+    Left,
+    Pause,
+    Readmit,
+    Restarted,
+    Resume,
+    RollBack,
+    RoundDue,
+    RunEvent,
+    Saved,
+    Stop,
+    TimedOut,
+)
+from fedrep.protocol.run_progress import RunProgress, RunState
+from fedrep.protocol.server_round import ServerRound
+
+Sign = Callable[[RoundManifest], SignedRoundManifest]
+
+# Every change of a run's state. RoundDue needs a quorum besides, and Counted a goal that is reached.
+STATES: dict[tuple[RunState, type[RunEvent]], RunState] = {
+    (RunState.WAITING, RoundDue): RunState.RUNNING,
+    (RunState.WAITING, Pause): RunState.PAUSED,
+    (RunState.WAITING, Stop): RunState.STOPPED,
+    (RunState.RUNNING, RoundDue): RunState.RUNNING,
+    (RunState.RUNNING, Counted): RunState.FINISHED,
+    (RunState.RUNNING, Pause): RunState.PAUSED,
+    (RunState.RUNNING, Stop): RunState.STOPPED,
+    (RunState.PAUSED, Resume): RunState.RUNNING,
+    (RunState.PAUSED, Stop): RunState.STOPPED,
+}
+
+
+class ServerRun:
+    """`sign` puts the server's signature under a round's manifest; `progress` and `open` change as events are received."""
+
+    def __init__(self, rules: RunManifest, progress: RunProgress, dice: Dice, sign: Sign, goals: Goals) -> None:
+        self.rules = rules
+        self.progress = progress
+        self.open: OpenedRound | None = None
+        self.latest: Update | None = None
+        self._dice = dice
+        self._sign = sign
+        self._goals = goals
+        self._clip_rates: dict[SiloName, float] = {}
+        self._asked: tuple[Save, RunProgress] | None = None
+
+    def receive(self, event: RunEvent) -> list[RunEffect]:
+        match event:
+            case Proposal() | Submission() | Confirmation() | Reveal():
+                return self._deliver(event)
+            case TimedOut():
+                return self._play(DeadlinePassed(event.phase)) if self.is_open(event.round) else []
+            case Aborted():
+                return self._play(event) if self.open is not None else []
+            case Joined():
+                return self._join(event)
+            case Left():
+                return self._leave(event)
+            case RoundDue():
+                return self._open_round()
+            case ClipRateReported():
+                if self.is_open(event.round):
+                    self._clip_rates[event.silo] = event.rate
+                return []
+            case Pause() | Resume() | Stop():
+                return self._command(event)
+            case Exclude() | Readmit():
+                return self._change_attendance(event)
+            case RollBack():
+                return self._roll_back(event)
+            case Counted():
+                return self._judge(event)
+            case CountUnknown():
+                return self._gather(at_once=True)
+            case Restarted():
+                return self._start_again(event)
+            case Saved():
+                return self._believe(event.save)
+
+    def check_allowed(self, silo: str) -> None:
+        if silo not in self.rules.silos:
+            raise UnknownSiloError(
+                f"run {self.rules.name!r} does not list {silo!r}; ask an admin of the federation", reason="NOT_ALLOWED"
+            )
+
+    def is_open(self, number: int) -> bool:
+        return self.open is not None and self.open.number == number
+
+    def round_for(self, number: int) -> ServerRound:
+        """The open round, if that is its number."""
+        if self.open is None:
+            state = self.progress.state.value
+            raise OutOfPhaseError(f"no round is open in this run ({state}); ask for the update of your last round")
+        if number != self.open.number:
+            raise WrongRoundError(f"the message is for round {number}; round {self.open.number} is open")
+        return self.open.machine
+
+    def update_of(self, number: int) -> Update | None:
+        """The outcome of a round that is over; None if it is on disk only."""
+        if self.latest is not None and self.latest.round == number:
+            return self.latest
+        if number > self.progress.last_round:
+            raise WrongRoundError(f"round {number} has not started; round {self.progress.last_round} was the last")
+        return None
+
+    def confirmed_before(self, number: int) -> Signatures | None:
+        """For a holder that comes when the others were enough and the round was applied: it misses nothing."""
+        latest = self.latest
+        if latest is None or latest.round != number or latest.outcome is not Outcome.APPLIED:
+            return None
+        return latest.evidence.confirmations
+
+    def _deliver(self, message: Proposal | Submission | Confirmation | Reveal) -> list[RunEffect]:
+        if isinstance(message, Reveal) and message.round == self.progress.last_round:
+            return []  # enough others were faster; that is no fault of this holder
+        self.round_for(message.round)
+        return self._play(message)
+
+    def _play(self, event: Event) -> list[RunEffect]:
+        assert self.open is not None
+        manifest = self.open.signed.manifest
+        timers: list[RunEffect] = []
+        notes: list[Noted] = []
+        for effect in self.open.machine.receive(event):
+            match effect:
+                case PhaseStarted(phase):
+                    timers.append(self._timer(manifest, phase))
+                case Noted():
+                    notes.append(replace(effect, round=manifest.round))
+                case RoundEnded(result):
+                    closed = close_round(self.rules, manifest, result, self.progress, self._clip_rates)
+                    return self._ask(CommitRound(closed, (*notes, closed.line())))
+        return [*timers, *notes]
+
+    def _timer(self, manifest: RoundManifest, phase: Phase) -> SetTimer:
+        seconds: float = getattr(manifest.deadlines, phase.value)
+        return SetTimer(manifest.round, phase, seconds)
+
+    def _join(self, event: Joined) -> list[RunEffect]:
+        entry = event.entry
+        self.check_allowed(entry.name)
+        before = self.progress
+        known = before.attendance.standings.get(entry.name)
+        current = self.open.number if self.open is not None else before.last_round
+        attendance = before.attendance.join(entry, current)
+        after = replace(before, attendance=attendance, keys={**before.keys, entry.name: event.key})
+        if known is None or not known.present or known.entry != entry:
+            return self._ask(KeepLine(after, Noted("joined", f"{entry.name} joined", entry.name, "info")))
+        self.progress = after
+        return self._gather()
+
+    def _leave(self, event: Left) -> list[RunEffect]:
+        """Leaving twice, or without having joined, changes nothing."""
+        standing = self.progress.attendance.standings.get(event.silo)
+        if standing is None or not standing.present:
+            return []
+        after = replace(self.progress, attendance=self.progress.attendance.leave(event.silo))
+        return self._ask(KeepLine(after, Noted("left", f"{event.silo} left the run", event.silo, "info")))
+
+    def _open_round(self) -> list[RunEffect]:
+        before = self.progress
+        state = STATES.get((before.state, RoundDue))
+        number, roster = self._next_roster()
+        if self.open is not None or state is None or len(roster) < self.rules.quorum:
+            return []
+        manifest = announce(self.rules, before.model.state.name, before.clip_range, number, roster)
+        keys = {entry.name: before.keys[entry.name] for entry in roster}
+        order, rng = self._dice.order(self.rules, number), self._dice.generator("aggregate", number)
+        opened = OpenedRound(ServerRound(self.rules, manifest, keys, order, rng), self._sign(manifest))
+        line = _state_line(state, "") if state is not before.state else None
+        return self._ask(OpenRound(replace(before, state=state, reason=""), opened, line))
+
+    def _command(self, event: Pause | Resume | Stop) -> list[RunEffect]:
+        """What has happened already changes nothing."""
+        before = self.progress
+        state = STATES.get((before.state, type(event)))
+        if state is not None:
+            reason = "" if isinstance(event, Resume) else event.reason
+            return self._ask(KeepState(replace(before, state=state, reason=reason), _state_line(state, reason)))
+        if before.state.is_over and not (before.state is RunState.STOPPED and isinstance(event, Stop)):
+            raise OutOfPhaseError(
+                f"run {self.rules.name!r} is {before.state.value} for good; create a new run from its exported model",
+                reason="RUN_OVER",
+            )
+        return []
+
+    def _change_attendance(self, event: Exclude | Readmit) -> list[RunEffect]:
+        attendance = self.progress.attendance
+        if isinstance(event, Exclude):
+            attendance = attendance.exclude(event.silo)
+            text = f"{event.silo} excluded by {event.admin}" + (f": {event.reason}" if event.reason else "")
+            line = Noted("excluded", text, event.silo)
+        else:
+            attendance = attendance.readmit(event.silo)
+            line = Noted("readmitted", f"{event.silo} readmitted by {event.admin}", event.silo)
+        return self._ask(KeepAttendance(replace(self.progress, attendance=attendance), line))
+
+    def _roll_back(self, event: RollBack) -> list[RunEffect]:
+        """The downlink residual starts at zero: it belonged to the updates that are taken back."""
+        if self.open is not None:
+            raise OutOfPhaseError("a round is open; end it before the model is rolled back")
+        model = ServerModel(self.progress.model.state.succeeded_by(event.vector), np.zeros_like(event.vector))
+        text = f"rolled back to the parameters of version {event.version}"
+        line = Noted("rolled_back", text, round=self.progress.last_round)
+        return self._ask(KeepModel(replace(self.progress, model=model), line))
+
+    def _judge(self, counted: Counted) -> list[RunEffect]:
+        state = STATES.get((self.progress.state, Counted))
+        reason = self._goals.reached(counted.totals, self.progress.last_round)
+        if state is None or reason is None:
+            return self._gather(at_once=True)
+        return self._ask(KeepState(replace(self.progress, state=state, reason=reason), _state_line(state, reason)))
+
+    def _start_again(self, event: Restarted) -> list[RunEffect]:
+        self.progress = self.progress.after_restart()
+        if event.open_round <= self.progress.last_round:
+            return []
+        closed = skip_after_restart(self.rules, event.open_round, self.progress)
+        return self._ask(CommitRound(closed, (closed.line(),)))
+
+    def _ask(self, save: Save) -> list[RunEffect]:
+        self._asked = save, self.progress
+        return [save]
+
+    def _believe(self, save: Save) -> list[RunEffect]:
+        if self._asked is None or self._asked[0] is not save or self._asked[1] is not self.progress:
+            raise OutOfPhaseError("the run has changed since it asked for this save, and would lose the change")
+        self._asked = None
+        self.progress = save.progress
+        match save:
+            case OpenRound():
+                self.open, self._clip_rates = save.round, {}
+                return [Announced(save), self._timer(save.round.signed.manifest, Phase.PROPOSE)]
+            case CommitRound():
+                self.open, self.latest = None, save.closed.update
+                return [Answered(save), Count()]
+            case KeepState() if self.open is not None and self.progress.state is RunState.STOPPED:
+                return self._play(Aborted(self.progress.reason))
+            case _:
+                return self._gather()
+
+    def _next_roster(self) -> tuple[int, tuple[RosterEntry, ...]]:
+        now = self.progress
+        return next_roster(now.attendance, now.keys, now.last_round, self.rules.quorum)
+
+    def _gather(self, *, at_once: bool = False) -> list[RunEffect]:
+        """A round starts when everyone is here, or a quorum is and has waited long enough for the rest."""
+        if self.open is not None or (self.progress.state, RoundDue) not in STATES:
+            return []
+        _, roster = self._next_roster()
+        if len(roster) < self.rules.quorum:
+            return []
+        everyone = len(roster) == len(set(self.rules.silos) - self.progress.attendance.excluded)
+        return [Gather(at_once or everyone)]
+
+
+def _state_line(state: RunState, reason: str) -> Noted:
+    return Noted("state", f"run is {state.value}" + (f": {reason}" if reason else ""), severity="info")

@@ -1,0 +1,157 @@
+"""What a finished round changes: model, attendance, range, whom it charges, and the update everyone hears."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedrep.privacy import coordinate_epsilon
+from fedrep.protocol.manifests import SiloName
+from fedrep.protocol.messages import Outcome, Phase, Statement
+from fedrep.protocol.model_state import ServerModel
+from fedrep.protocol.round_closing import ClosedRound, Fate, close_round, skip_after_restart, with_statements
+from fedrep.protocol.round_effects import RoundResult
+from fedrep.protocol.run_progress import RunProgress
+from tests.protocol.federation import Federation
+from tests.protocol.refusal import abort
+
+
+def played(federation: Federation, **silent_from: Phase) -> RoundResult:
+    federation.play(silent_from={SiloName(name.replace("_", "-")): phase for name, phase in silent_from.items()})
+    assert federation.round.result is not None
+    return federation.round.result
+
+
+def progress_of(federation: Federation, model: ServerModel) -> RunProgress:
+    progress = RunProgress.first(federation.run, model)
+    assert federation.manifest is not None
+    attendance = progress.attendance
+    for entry in federation.manifest.roster:
+        attendance = attendance.join(entry, 0)
+    return replace(progress, attendance=attendance)
+
+
+def closed(federation: Federation, result: RoundResult, progress: RunProgress, **clip_rates: float) -> ClosedRound:
+    assert federation.manifest is not None
+    rates = {SiloName(name.replace("_", "-")): rate for name, rate in clip_rates.items()}
+    return close_round(federation.run, federation.manifest, result, progress, rates)
+
+
+def test_an_applied_round_moves_the_model_and_names_it_in_the_update() -> None:
+    federation = Federation.of(4)
+    before = federation.model
+    result = played(federation)
+    after = closed(federation, result, progress_of(federation, before))
+    assert (after.update.round, after.update.outcome, after.update.reason) == (1, Outcome.APPLIED, "")
+    assert after.progress.last_round == 1
+    assert after.progress.model.state.version == 1
+    assert after.update.model == after.progress.model.state.name
+    assert after.update.descent is not None
+    assert result.combined is not None
+    assert after.update_norm == pytest.approx(np.linalg.norm(result.combined.vector))
+    assert after.update.evidence.survivors is result.survivors
+    assert (after.line().kind, after.line().text) == ("round_applied", "round 1 applied with 4 silos")
+    np.testing.assert_array_equal(after.progress.model.state.vector, federation.model.state.vector)
+
+
+def test_a_skipped_round_names_the_model_that_stays() -> None:
+    federation = Federation.of(4, quorum=4)
+    before = federation.model
+    after = closed(federation, played(federation, silo_00=Phase.PROPOSE), progress_of(federation, before))
+    assert (after.update.outcome, after.update.descent) == (Outcome.SKIPPED, None)
+    assert after.update.model == before.state.name
+    assert after.progress.model is before
+    assert after.line().text == "round 1 skipped: 3 silos proposed, the quorum is 4"
+    assert after.update_norm is None
+
+
+def test_a_model_that_would_become_infinite_is_left_alone_and_the_run_goes_on() -> None:
+    federation = Federation.of(4)
+    edge = np.full(federation.run.parameters, np.finfo(np.float32).max, np.float32)
+    result = played(federation)
+    assert result.combined is not None
+    huge = replace(result.combined, vector=np.full_like(result.combined.vector, -np.finfo(np.float32).max))
+    before = ServerModel.initial(edge)
+    after = closed(federation, replace(result, combined=huge), progress_of(federation, before))
+    assert after.update.outcome is Outcome.SKIPPED
+    assert after.update.reason.startswith("the update cannot be applied: Applying the update makes parameter")
+    assert after.progress.model is before
+    assert (after.update.descent, after.update.evidence.opened) == (None, ())
+    assert after.progress.last_round == 1
+
+
+def test_the_same_coordinates_again_cost_nothing() -> None:
+    federation = Federation.of(4)
+    result = played(federation)
+    progress = progress_of(federation, federation.model)
+    first = closed(federation, result, progress)
+    assert first.charged == tuple(sorted(federation.silos))
+    manifest = federation.round.manifest
+    assert first.epsilon == coordinate_epsilon(manifest.parameters, manifest.per_silo, manifest.alpha)
+    moved, *others = sorted(federation.silos)
+    news = replace(result, proposals={**result.proposals, moved: bytes(32)})
+    assert closed(federation, news, first.progress).charged == (moved,)
+    back = closed(federation, result, closed(federation, news, first.progress).progress)
+    assert back.charged == (moved,), "only the last proposal counts as known"
+    assert closed(federation, result, back.progress.after_restart()).charged == first.charged
+    assert others
+
+
+def test_clip_rates_of_survivors_alone_steer_the_range() -> None:
+    federation = Federation.of(6)
+    before = federation.model
+    result = played(federation, silo_00=Phase.SUBMIT)
+    assert result.outcome is Outcome.APPLIED, result.reason
+    progress = progress_of(federation, before)
+    loud = closed(federation, result, progress, silo_01=0.5, silo_02=0.25)
+    assert loud.clip_rate == 0.375
+    assert loud.progress.clip_range.value == 2 * progress.clip_range.value
+    dropped = closed(federation, result, progress, silo_00=0.5)
+    assert dropped.clip_rate is None
+    assert dropped.progress.clip_range.value == progress.clip_range.value
+
+
+def test_every_silo_of_the_run_has_its_fate() -> None:
+    federation = Federation.of(8, quorum=3)
+    names = list(federation.silos)
+    federation.open_round(names[3:])
+    for silo in federation.members[1:]:
+        federation.propose(silo)
+    federation.deadline()
+    for silo in federation.members[2:]:
+        federation.submit(silo)
+    federation.deadline()
+    federation.round.receive(abort())
+    assert federation.round.result is not None
+    progress = progress_of(federation, federation.model)
+    standing = progress.attendance.standings[names[3]]
+    attendance = replace(
+        progress.attendance.exclude(names[0]),
+        standings={**progress.attendance.standings, names[1]: replace(standing, back_in_round=3)},
+    )
+    fates = closed(federation, federation.round.result, replace(progress, attendance=attendance)).fates
+    expected = [Fate.EXCLUDED, Fate.SITTING_OUT, Fate.ABSENT, Fate.LATE, Fate.DROPPED, *[Fate.ON_TIME] * 3]
+    assert fates == dict(zip(names, expected, strict=True))
+
+
+def test_a_round_that_a_restart_cut_off_changes_its_number_and_nothing_else() -> None:
+    federation = Federation.of(4)
+    progress = RunProgress.first(federation.run, federation.model)
+    after = skip_after_restart(federation.run, 7, progress)
+    assert (after.update.round, after.progress.last_round) == (7, 7)
+    assert after.update.run == federation.run.digest()
+    assert after.update.outcome is Outcome.SKIPPED
+    assert after.update.model == progress.model.state.name
+    assert after.progress.attendance is progress.attendance
+    assert (after.manifest, after.charged, after.fates, after.failed_to_reveal) == (None, (), {}, 0)
+
+
+def test_statements_join_the_evidence_and_nothing_else_changes() -> None:
+    federation = Federation.of(4)
+    update = skip_after_restart(federation.run, 1, RunProgress.first(federation.run, federation.model)).update
+    statement = Statement(SiloName("silo-00"), update.run, 1, b"signed")
+    answered = with_statements(update, (statement,))
+    assert answered.evidence.statements == (statement,)
+    assert replace(answered, evidence=update.evidence) == update

@@ -1,0 +1,536 @@
+"""The run around its rounds: who starts one, what must be on disk before anybody hears of it, what admins may do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedrep.errors import FedrepError, OutOfPhaseError, UnknownSiloError, WrongRoundError
+from fedrep.protocol.goals import Totals
+from fedrep.protocol.manifests import SiloName
+from fedrep.protocol.messages import Aborted, Outcome, Phase
+from fedrep.protocol.run_effects import (
+    Announced,
+    Answered,
+    CommitRound,
+    Count,
+    Gather,
+    KeepAttendance,
+    KeepLine,
+    KeepModel,
+    KeepState,
+    OpenRound,
+    RunEffect,
+    Save,
+    SetTimer,
+)
+from fedrep.protocol.run_events import (
+    ClipRateReported,
+    Counted,
+    CountUnknown,
+    Exclude,
+    Joined,
+    Left,
+    Pause,
+    Readmit,
+    Restarted,
+    Resume,
+    RollBack,
+    RoundDue,
+    RunEvent,
+    Saved,
+    Stop,
+    TimedOut,
+)
+from fedrep.protocol.run_progress import RunState
+from fedrep.protocol.server_run import STATES, ServerRun
+from tests.protocol.federation import Silo
+from tests.protocol.played_run import Interpreter, MemoryDisk, PlayedRun
+
+
+def four(**changes: object) -> PlayedRun:
+    """Four silos, of whom three are a quorum; nobody has joined."""
+    made = PlayedRun.of(4, **{"quorum": 3, **changes})  # type: ignore[arg-type]
+    assert isinstance(made, PlayedRun)
+    made.serve(MemoryDisk.of(made.run, made.model))
+    return made
+
+
+def joining(run: PlayedRun, name: SiloName) -> Joined:
+    silo = run.silos[name]
+    return Joined(run.entry(silo), silo.signing_key.verify_key)
+
+
+def the_disk(run: PlayedRun) -> MemoryDisk:
+    disk = run.interpreter.disk
+    assert isinstance(disk, MemoryDisk)
+    return disk
+
+
+def kinds(run: PlayedRun) -> list[str]:
+    return [line.kind for line in the_disk(run).lines]
+
+
+def names_of(run: PlayedRun) -> list[SiloName]:
+    return list(run.silos)
+
+
+def the_save(effects: list[RunEffect]) -> Save:
+    [save] = effects
+    assert isinstance(save, Save)
+    return save
+
+
+def test_a_quorum_waits_for_the_others_and_everyone_waits_for_nobody() -> None:
+    run = four()
+    names = names_of(run)
+    run.join(*names[:2])
+    assert run.interpreter.gathered == []
+    run.join(names[2])
+    assert run.interpreter.gathered == [False]
+    run.join(names[3])
+    assert run.interpreter.gathered == [False, True]
+
+
+def test_an_excluded_silo_is_not_waited_for() -> None:
+    run = four()
+    names = names_of(run)
+    run.interpreter.tell(Exclude(names[3], "admin"))
+    run.join(*names[:3])
+    assert run.interpreter.gathered == [True]
+    assert [entry.name for entry in run.open_round().roster] == names[:3]
+
+
+def test_no_round_is_due_below_the_quorum() -> None:
+    run = four()
+    run.join(*names_of(run)[:2])
+    assert run.interpreter.machine.receive(RoundDue()) == []
+
+
+def test_a_round_is_announced_only_once_its_number_is_on_disk() -> None:
+    run = four()
+    run.join()
+    machine = run.interpreter.machine
+    [opening] = machine.receive(RoundDue())
+    assert isinstance(opening, OpenRound)
+    assert (machine.open, machine.progress.state) == (None, RunState.WAITING)
+    effects = machine.receive(Saved(opening))
+    assert effects == [Announced(opening), SetTimer(1, Phase.PROPOSE, 60)]
+    assert machine.open is opening.round
+    assert machine.progress.state is RunState.RUNNING
+    assert machine.receive(RoundDue()) == []
+
+
+def test_a_save_that_failed_changed_nothing_and_is_asked_for_again() -> None:
+    run = four()
+    run.join()
+    machine = run.interpreter.machine
+    before = machine.progress
+    commands: list[RunEvent] = [RoundDue(), Pause("look"), Exclude(names_of(run)[0], "admin"), Left(names_of(run)[0]), Stop("")]
+    for event in (*commands, RollBack(0, before.model.state.vector)):
+        for _ in range(2):
+            machine.receive(event)
+            assert machine.progress is before
+            assert machine.open is None
+
+
+def test_a_save_that_something_else_overtook_is_refused() -> None:
+    """It would take back what came in between."""
+    run = four()
+    names = names_of(run)
+    run.join()
+    machine = run.interpreter.machine
+    first = the_save(machine.receive(Left(names[0])))
+    machine.receive(joining(run, names[1]))  # known already: believed without a save
+    with pytest.raises(OutOfPhaseError):
+        machine.receive(Saved(first))
+    second = the_save(machine.receive(Left(names[0])))
+    third = the_save(machine.receive(Left(names[1])))
+    with pytest.raises(OutOfPhaseError):
+        machine.receive(Saved(second))
+    machine.receive(Saved(third))
+    assert not machine.progress.attendance.standings[names[1]].present
+    assert machine.progress.attendance.standings[names[0]].present
+    with pytest.raises(OutOfPhaseError):
+        machine.receive(Saved(third))
+
+
+def test_a_silo_the_run_does_not_list_cannot_join() -> None:
+    run = four()
+    event = joining(run, names_of(run)[0])
+    stranger = replace(event, entry=replace(event.entry, name=SiloName("stranger")))
+    with pytest.raises(UnknownSiloError) as refused:
+        run.interpreter.tell(stranger)
+    assert refused.value.reason == "NOT_ALLOWED"
+    assert kinds(run) == []
+
+
+def test_joining_and_leaving_again_are_no_news() -> None:
+    run = four()
+    first = names_of(run)[0]
+    for _ in range(2):
+        run.join(first)
+    for _ in range(2):
+        run.interpreter.tell(Left(first))
+    assert kinds(run) == ["joined", "left"]
+    run.join(first)
+    assert kinds(run) == ["joined", "left", "joined"]
+    run.interpreter.tell(Left(names_of(run)[1]))
+    assert kinds(run) == ["joined", "left", "joined"], "this one had never come"
+
+
+def test_rounds_follow_each_other_and_the_outcome_is_answered_once_it_is_on_disk() -> None:
+    run = four()
+    interpreter = run.interpreter
+    for number in (1, 2):
+        update = run.play_all()
+        assert (update.round, update.outcome, update.model.version) == (number, Outcome.APPLIED, number)
+        assert the_disk(run).updates[number] is update
+        assert interpreter.machine.update_of(number) is update
+    numbers = [told.signed.manifest.round for told in interpreter.heard if isinstance(told, Announced)]
+    assert numbers == [1, 2]
+    assert interpreter.gathered[-1] is True
+    assert kinds(run) == [*["joined"] * 4, "state", "round_applied", "round_applied"]
+    assert [timer.phase for timer in interpreter.timers] == [*list(Phase)[:-1]] * 2
+
+
+def until_the_commit(run: PlayedRun) -> CommitRound:
+    """A round whose outcome is known to the machine and not yet on disk."""
+    asked: list[CommitRound] = []
+
+    class Held(Interpreter):
+        def save(self, save: Save) -> None:
+            if isinstance(save, CommitRound):
+                asked.append(save)
+            else:
+                super().save(save)
+
+    run.interpreter = Held(run.run, MemoryDisk.of(run.run, run.model))
+    run.join()
+    run.until(Phase.REVEAL)
+    for silo in run.members:
+        if not asked:
+            run.reveal(silo)
+    return asked[0]
+
+
+def test_an_outcome_that_is_not_on_disk_is_not_known() -> None:
+    run = four()
+    commit = until_the_commit(run)
+    machine = run.interpreter.machine
+    assert machine.is_open(1)
+    assert (machine.progress.last_round, machine.progress.model.state.version) == (0, 0)
+    with pytest.raises(WrongRoundError):
+        machine.update_of(1)
+    assert machine.receive(Saved(commit)) == [Answered(commit), Count()]
+    assert (machine.progress.last_round, machine.progress.model.state.version) == (1, 1)
+    assert machine.update_of(1) is commit.closed.update
+
+
+def test_messages_find_their_round_or_are_told_where_it_is() -> None:
+    run = four()
+    machine = run.interpreter.machine
+    run.join()
+    with pytest.raises(OutOfPhaseError):
+        machine.round_for(1)
+    run.open_round()
+    proposal = run.prepare(run.members[0]).message
+    with pytest.raises(WrongRoundError):
+        machine.receive(replace(proposal, round=2))
+    assert machine.receive(proposal) == []
+    assert machine.round_for(1).proposed == {proposal.silo}
+
+
+def test_a_timer_of_an_older_round_changes_nothing() -> None:
+    run = four()
+    run.play_all()
+    run.open_round()
+    machine = run.interpreter.machine
+    assert machine.receive(TimedOut(1, Phase.PROPOSE)) == []
+    assert machine.receive(TimedOut(2, Phase.SUBMIT)) == []
+    assert machine.round_for(2).phase is Phase.PROPOSE
+
+
+def test_late_holders_of_an_applied_round_miss_nothing() -> None:
+    run = four()
+    update = run.play_all()
+    late = [silo for silo in run.members if silo.revealed is not None][-1]
+    assert late.revealed is not None
+    assert run.interpreter.machine.receive(late.revealed.message) == []
+    assert run.interpreter.machine.confirmed_before(1) == update.evidence.confirmations
+    assert run.interpreter.machine.confirmed_before(2) is None
+
+
+def test_late_holders_of_a_skipped_round_get_no_signatures() -> None:
+    run = four()
+    run.join()
+    run.open_round()
+    run.interpreter.tell(Aborted("maintenance"))
+    assert run.interpreter.machine.confirmed_before(1) is None
+
+
+def test_the_outcome_of_an_old_round_is_on_disk_only_and_of_a_future_one_nowhere() -> None:
+    run = four()
+    for _ in range(2):
+        run.play_all()
+    machine = run.interpreter.machine
+    assert machine.update_of(1) is None
+    with pytest.raises(WrongRoundError):
+        machine.update_of(3)
+
+
+def test_clip_rates_count_in_the_round_they_are_about() -> None:
+    run = four()
+    first = names_of(run)[0]
+    run.join()
+    run.open_round()
+    for number, rate in ((0, 0.9), (1, 0.5), (2, 0.9)):
+        assert run.interpreter.machine.receive(ClipRateReported(first, number, rate)) == []
+    for phase in (run.propose, run.submit, run.confirm):
+        for silo in run.members:
+            phase(silo)
+    for silo in run.members:
+        run.reveal(silo)
+    assert run.finish().outcome is Outcome.APPLIED
+    assert run.interpreter.machine.progress.clip_range.value == 2 * run.run.initial_range
+    run.play_all()
+    assert run.interpreter.machine.progress.clip_range.value == 2 * run.run.initial_range, "nobody reported in this round"
+
+
+def bring_to(run: PlayedRun, state: RunState) -> ServerRun:
+    """Between rounds."""
+    run.join()
+    machine = run.interpreter.machine
+    if state is not RunState.WAITING:
+        run.play()
+    if state is RunState.PAUSED:
+        run.interpreter.tell(Pause("look"))
+    if state is RunState.STOPPED:
+        run.interpreter.tell(Stop("enough"))
+    if state is RunState.FINISHED:
+        run.interpreter.tell(Counted(Totals(run.run.rounds, None, 0.0)))
+    assert machine.progress.state is state
+    return machine
+
+
+OVER = "RUN_OVER"
+NEVER: dict[tuple[RunState, type[RunEvent]], str | None] = {
+    (RunState.WAITING, Resume): None,
+    (RunState.RUNNING, Resume): None,
+    (RunState.PAUSED, Pause): None,
+    (RunState.STOPPED, Stop): None,
+    (RunState.STOPPED, Pause): OVER,
+    (RunState.STOPPED, Resume): OVER,
+    (RunState.FINISHED, Stop): OVER,
+    (RunState.FINISHED, Pause): OVER,
+    (RunState.FINISHED, Resume): OVER,
+}
+
+
+@pytest.mark.parametrize("event", [Pause("p"), Resume(), Stop("s")], ids=lambda event: type(event).__name__)
+@pytest.mark.parametrize("state", RunState)
+def test_a_command_moves_the_run_as_the_table_says(state: RunState, event: Pause | Resume | Stop) -> None:
+    run = four()
+    machine = bring_to(run, state)
+    before = machine.progress
+    row = (state, type(event))
+    assert (row in STATES) != (row in NEVER)
+    if row in STATES:
+        run.interpreter.tell(event)
+        assert machine.progress.state is STATES[row]
+        assert the_disk(run).state is STATES[row]
+        assert machine.progress.reason == getattr(event, "reason", "")
+    elif NEVER[row] is None:
+        assert machine.receive(event) == []
+        assert machine.progress is before
+    else:
+        with pytest.raises(FedrepError) as refused:
+            machine.receive(event)
+        assert refused.value.reason == NEVER[row]
+        assert machine.progress is before
+
+
+@pytest.mark.parametrize("state", RunState)
+def test_only_a_run_that_waits_or_runs_starts_rounds(state: RunState) -> None:
+    run = four()
+    machine = bring_to(run, state)
+    run.join()
+    opens = [type(effect) for effect in machine.receive(RoundDue())] == [OpenRound]
+    assert opens == ((state, RoundDue) in STATES)
+    assert opens == (state in (RunState.WAITING, RunState.RUNNING))
+
+
+@pytest.mark.parametrize("state", RunState)
+def test_only_a_run_that_runs_can_finish(state: RunState) -> None:
+    run = four()
+    machine = bring_to(run, state)
+    run.join()
+    effects = machine.receive(Counted(Totals(run.run.rounds, None, 0.0)))
+    finishes = [type(effect) for effect in effects] == [KeepState]
+    assert finishes == ((state, Counted) in STATES)
+    assert finishes == (state is RunState.RUNNING)
+
+
+def test_a_paused_run_plays_its_round_to_the_end_and_starts_no_other() -> None:
+    run = four()
+    run.join()
+    run.open_round()
+    run.interpreter.tell(Pause("look"))
+    run.interpreter.gathered.clear()
+    for phase in (run.propose, run.submit, run.confirm, run.reveal):
+        for silo in run.members:
+            phase(silo)
+    assert run.finish().outcome is Outcome.APPLIED
+    assert run.interpreter.gathered == []
+    run.interpreter.tell(Resume())
+    assert run.interpreter.gathered == [True]
+
+
+def test_stopping_is_on_disk_before_the_open_round_is_skipped() -> None:
+    run = four()
+    run.join()
+    run.open_round()
+    machine = run.interpreter.machine
+    [stopping] = machine.receive(Stop("enough"))
+    assert isinstance(stopping, KeepState)
+    assert machine.is_open(1)
+    [commit] = machine.receive(Saved(stopping))
+    assert isinstance(commit, CommitRound)
+    assert (commit.closed.update.outcome, commit.closed.update.reason) == (Outcome.SKIPPED, "enough")
+    assert machine.progress.state is RunState.STOPPED
+    machine.receive(Saved(commit))
+    assert machine.open is None
+    assert machine.receive(Counted(Totals(1, None, 0.0))) == []
+
+
+def test_aborting_without_a_round_changes_nothing() -> None:
+    run = four()
+    assert run.interpreter.machine.receive(Aborted("maintenance")) == []
+
+
+def test_an_older_model_comes_back_as_a_new_version_without_residual() -> None:
+    run = four()
+    first = run.model.state.vector
+    run.play_all()
+    machine = run.interpreter.machine
+    assert np.any(machine.progress.model.residual)
+    [save] = machine.receive(RollBack(0, first))
+    assert isinstance(save, KeepModel)
+    machine.receive(Saved(save))
+    model = machine.progress.model
+    assert model.state.version == 2
+    np.testing.assert_array_equal(model.state.vector, first)
+    assert not np.any(model.residual)
+    assert run.play_all().model.version == 3
+
+
+def test_the_model_is_not_rolled_back_under_an_open_round() -> None:
+    run = four()
+    run.join()
+    run.open_round()
+    with pytest.raises(OutOfPhaseError):
+        run.interpreter.machine.receive(RollBack(0, run.model.state.vector))
+
+
+def test_excluding_and_readmitting_are_on_disk() -> None:
+    run = four()
+    first = names_of(run)[0]
+    machine = run.interpreter.machine
+    [save] = machine.receive(Exclude(first, "ada", "too slow"))
+    assert isinstance(save, KeepAttendance)
+    assert (save.line.kind, save.line.text, save.line.silo) == ("excluded", f"{first} excluded by ada: too slow", first)
+    run.interpreter.tell(Exclude(first, "ada"))
+    assert the_disk(run).attendance.excluded == {first}
+    run.interpreter.tell(Readmit(first, "ada"))
+    assert the_disk(run).attendance.excluded == frozenset()
+    assert [line.text for line in the_disk(run).lines] == [f"{first} excluded by ada", f"{first} readmitted by ada"]
+
+
+def test_totals_that_cannot_be_read_do_not_stop_the_run() -> None:
+    run = four()
+    run.play_all()
+    run.join()
+    assert run.interpreter.machine.receive(CountUnknown()) == [Gather(True)]
+
+
+def test_a_run_ends_by_itself_after_its_rounds() -> None:
+    run = four(rounds=2)
+    for _ in range(2):
+        run.play_all()
+    progress = run.interpreter.machine.progress
+    assert (progress.state, progress.reason) == (RunState.FINISHED, "all 2 rounds played")
+
+
+def restarted(run: PlayedRun) -> Interpreter:
+    interpreter = run.serve(the_disk(run).copy())
+    interpreter.restart()
+    return interpreter
+
+
+def test_a_restart_skips_the_round_that_was_open_and_never_gives_its_number_out_again() -> None:
+    run = four()
+    run.play_all()
+    run.open_round()
+    again = restarted(run)
+    update = the_disk(run).updates[2]
+    assert (update.outcome, update.reason) == (Outcome.SKIPPED, "the server restarted during the round")
+    assert update.model == run.model.state.name
+    assert update.evidence.survivors is None
+    assert again.machine.update_of(2) is update
+    assert run.play_all().round == 3
+
+
+def test_a_restart_between_rounds_skips_nothing() -> None:
+    run = four()
+    run.play_all()
+    again = restarted(run)
+    assert again.machine.progress.last_round == 1
+    assert sorted(the_disk(run).updates) == [1]
+
+
+def test_after_a_restart_penalties_and_exclusions_stand_and_presence_does_not() -> None:
+    run = four()
+    names = names_of(run)
+    run.join()
+    run.open_round()
+    for silo in run.members:
+        run.propose(silo)
+    for silo in run.members[1:]:
+        run.submit(silo)
+    run.deadline()
+    run.interpreter.tell(Aborted("maintenance"))
+    run.interpreter.tell(Exclude(names[3], "ada"))
+    again = restarted(run)
+    attendance = again.machine.progress.attendance
+    assert attendance.standings[names[0]].strikes == 1
+    assert attendance.excluded == {names[3]}
+    assert not any(standing.present for standing in attendance.standings.values())
+    assert again.machine.receive(RoundDue()) == []
+
+
+def test_a_restart_that_skips_the_last_round_ends_the_run() -> None:
+    run = four(rounds=2)
+    run.play_all()
+    run.open_round()
+    assert restarted(run).machine.progress.state is RunState.FINISHED
+
+
+def test_nothing_is_believed_of_a_restart_that_could_not_be_written() -> None:
+    run = four()
+    run.join()
+    run.open_round()
+    interpreter = run.serve(the_disk(run).copy())
+    for _ in range(2):
+        [commit] = interpreter.machine.receive(Restarted(1))
+        assert isinstance(commit, CommitRound)
+        assert interpreter.machine.progress.last_round == 0
+
+
+def test_lines_about_who_came_say_only_that() -> None:
+    run = four()
+    silo: Silo = run.silos[names_of(run)[0]]
+    [save] = run.interpreter.machine.receive(joining(run, silo.name))
+    assert isinstance(save, KeepLine)
+    assert (save.line.kind, save.line.severity, save.line.silo) == ("joined", "info", silo.name)
