@@ -42,11 +42,10 @@ def timed(kind: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 def install_timers() -> None:
     """By name, where each function is looked up: the code under test is not changed for being measured."""
-    from fedrep.protocol import server_round, server_rules, share_book
+    from fedrep.protocol import server_round, server_rules, server_run, share_book
     from fedrep.secagg.keys import P256VerifyKey
-    from fedrep_server import run_driver
-    from fedrep_server.rounds.journal import Journal
     from fedrep_server.rounds.model_store import FolderModelStore
+    from fedrep_server.rounds.records import RunRecords
     from fedrep_server.store import SqlStore
 
     stored = (
@@ -61,7 +60,7 @@ def install_timers() -> None:
     )
     places: list[tuple[Any, str, str]] = [
         *((SqlStore, name, "database") for name in stored),
-        (Journal, "commit", "database"),
+        (RunRecords, "commit", "database"),
         (FolderModelStore, "put", "model files"),
         (FolderModelStore, "delete", "model files"),
         (P256VerifyKey, "verify", "signatures"),
@@ -71,7 +70,7 @@ def install_timers() -> None:
         (server_round, "masks_left_in_sum", "unmasking"),
         (share_book.ShareBook, "recover", "shares"),
         (server_round.ServerRound, "receive", "protocol"),
-        (run_driver, "close_round", "closing the round"),
+        (server_run, "close_round", "closing the round"),
     ]
     for where, name, kind in places:
         setattr(where, name, timed(kind, getattr(where, name)))

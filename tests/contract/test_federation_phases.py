@@ -169,9 +169,9 @@ def test_the_last_proposal_counts_although_its_sender_hangs_up(server: LiveServe
     assert len(next(waiting).header.assignment) == 2
     assert driver.open is not None
     assert driver.open.machine.phase.value == "submit"
-    assert len(driver.open.marks) == 2
-    assert driver.open.timer is not None
-    assert not driver.open.timer.done()
+    assert len(driver._interpreter._marks) == 2
+    assert driver._interpreter._timer is not None
+    assert not driver._interpreter._timer.done()
 
 
 def test_a_statement_about_a_skipped_round_reaches_everyone_who_asks_later(server: LiveServer, run_name: str) -> None:

@@ -128,7 +128,7 @@ def test_probes_metrics_and_reflection_tell_what_they_should(people: People, tmp
 def test_silos_that_vanish_are_counted_at_the_stage_where_they_did(server: LiveServer, run_name: str) -> None:
     stage(server, run_name, "reveal", deadlines=DeadlineConfig(propose=60, submit=60, confirm=60, reveal=0.5))
     wait_until(lambda: server.driver(run_name).last_round == 1)
-    registry = server.running.coordinator.metrics.registry
+    registry = server.running.metrics.registry
     stages = ("propose", "submit", "reveal")
     counted = {at: registry.get_sample_value("fedrep_dropouts_total", {"run": run_name, "stage": at}) for at in stages}
     assert counted == {"propose": 0, "submit": 0, "reveal": 3}, "one of four revealed, three were needed"

@@ -53,11 +53,11 @@ def hold_and_answer(server: LiveServer, run_name: str, count: int) -> None:
             stub: Any = FederationServiceStub(channel)  # type: ignore[no-untyped-call]
             calls = [stub.GetUpdate(pb.GetUpdateRequest(run=at.first.run, round=1)) for _ in range(count)]
             waiting = [asyncio.ensure_future(anext(aiter(call))) for call in calls]
-            while len(server.driver(run_name)._bell._ring._waiters) < count:
+            while len(server.driver(run_name)._interpreter.bell._ring._waiters) < count:
                 await asyncio.sleep(0.01)
             for call in calls[: count // 2]:
                 call.cancel()
-            while len(server.driver(run_name)._bell._ring._waiters) > count // 2:
+            while len(server.driver(run_name)._interpreter.bell._ring._waiters) > count // 2:
                 await asyncio.sleep(0.01)
             held = await tasks()
             finish.set()
@@ -239,7 +239,7 @@ def test_what_cannot_be_written_is_refused_and_can_be_asked_again(
         changes: list[Callable[[], Awaitable[None]]] = [
             lambda: driver.leave(first),
             lambda: driver.pause("look"),
-            lambda: driver.change_attendance(lambda now: now.exclude(first), "excluded", "", first),
+            lambda: driver.exclude(first, "admin", ""),
             lambda: server.running.coordinator.roll_back(driver, 0),
         ]
         for change in changes:

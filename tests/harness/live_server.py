@@ -180,13 +180,13 @@ class LiveServer:
                 if key not in ("_keys", "_rng", "_order", "_book", "run", "manifest")
             }
             held["book"] = {key: _frozen(value) for key, value in vars(machine._book).items() if key != "_proposals"}
-            held["clip_rates"] = dict(driver.open.clip_rates)
+            held["clip_rates"] = dict(driver.machine._clip_rates)
         return held
 
 
 async def _quiet(driver: RunDriver) -> None:
     """Until no event is on its way through the driver."""
-    async with driver._lock:
+    async with driver._interpreter.lock:
         return
 
 

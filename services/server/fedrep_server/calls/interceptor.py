@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import grpc
 import structlog
@@ -21,6 +21,7 @@ from fedrep_identity.certificates import PeerCertificate, Role, TrustStore
 from fedrep_identity.peer import peer_certificate
 from fedrep_identity.revocation import Revocations
 from fedrep_runtime.status import LONGEST_TEXT, abort_with
+from fedrep_server.calls.meter import CallListener, FinishedCall
 from fedrep_server.calls.permissions import PERMISSIONS, PUBLIC_SERVICES
 from fedrep_server.calls.versions import refusal
 
@@ -45,12 +46,6 @@ Handler = Any  # grpc's own class takes type arguments in its stubs only
 Context = Any
 
 
-class Meter(Protocol):
-    """Told about every finished call."""
-
-    def called(self, method: str, caller: str, run: str, code: str, seconds: float, up: int, down: int) -> None: ...
-
-
 def caller() -> PeerCertificate:
     """The certificate behind the RPC being served, already checked against the permissions."""
     return _notes.get().peer
@@ -64,7 +59,7 @@ def concerns_run(name: str) -> None:
 
 
 class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    def __init__(self, trust: TrustStore, meter: Meter) -> None:
+    def __init__(self, trust: TrustStore, meter: CallListener) -> None:
         self.trust = trust
         self.meter = meter
         self._known: dict[object, tuple[PeerCertificate, Revocations, float]] = {}
@@ -269,7 +264,7 @@ class _Call:
         run = self._notes.run if self._notes is not None else ""
         seconds = time.monotonic() - self._started
         self._gate.closed(self)
-        self._gate.meter.called(self._method, name, run, code, seconds, self._up, self._down)
+        self._gate.meter.called(FinishedCall(self._method, name, run, code, seconds, self._up, self._down))
         if error is not None:
             level = "warning" if isinstance(error, CryptoError) else "info"
             getattr(log, level)(

@@ -8,18 +8,17 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from fedrep.errors import NotFoundError
-from fedrep.protocol.attendance import Attendance
 from fedrep.protocol.manifests import SiloName
 from fedrep.wire import codec
 from fedrep.wire.chunks import Assembler, cut_into_chunks
 from fedrep.wire.v1 import observer_pb2 as pb
 from fedrep.wire.v1 import observer_pb2_grpc
 from fedrep_server.calls import views
-from fedrep_server.calls.interceptor import caller
+from fedrep_server.calls.export import check_layout, model_file
+from fedrep_server.calls.interceptor import caller, concerns_run
 from fedrep_server.calls.servicer import collect, header_of
-from fedrep_server.operations.export import check_layout, model_file
 from fedrep_server.rounds.coordinator import Coordinator
-from fedrep_server.rounds.journal import FLOAT_BYTES
+from fedrep_server.rounds.records import FLOAT_BYTES
 from fedrep_server.rounds.run_driver import RunDriver
 
 Context = Any
@@ -39,7 +38,7 @@ class ObserverServicer(observer_pb2_grpc.ObserverServiceServicer):
         return pb.ListRunsResponse(runs=[await self._summary(driver) for driver in newest_first])
 
     async def GetRun(self, request: pb.GetRunRequest, context: Context) -> pb.GetRunResponse:
-        driver = self._coordinator.run_named(request.name)
+        driver = self._run(request.name)
         name = driver.manifest.name
         silos = await asyncio.to_thread(self._store.silo_rows, name)
         models = await asyncio.to_thread(self._store.models, name)
@@ -51,7 +50,7 @@ class ObserverServicer(observer_pb2_grpc.ObserverServiceServicer):
             models=[views.model_version(row) for row in models],
             last_event=figures.last_event,
             dense_bytes_per_silo_round=2 * FLOAT_BYTES * driver.manifest.parameters,
-            options=driver.journal.options,
+            options=driver.records.options,
         )
         if driver.open is not None:
             response.phase = driver.open.machine.phase.value
@@ -59,7 +58,7 @@ class ObserverServicer(observer_pb2_grpc.ObserverServiceServicer):
         return response
 
     async def ListRounds(self, request: pb.ListRoundsRequest, context: Context) -> pb.ListRoundsResponse:
-        name = self._coordinator.run_named(request.name).manifest.name
+        name = self._run(request.name).manifest.name
         if request.downsample:
             rows = await asyncio.to_thread(self._store.thinned_rounds, name, request.downsample)
             return pb.ListRoundsResponse(rounds=[views.round_message(row) for row in rows])
@@ -70,7 +69,7 @@ class ObserverServicer(observer_pb2_grpc.ObserverServiceServicer):
 
     async def WatchRun(self, request: pb.WatchRunRequest, context: Context) -> AsyncIterator[pb.WatchRunResponse]:
         """Everything after a position, then live. The store is read after every wake-up, so nothing is lost or repeated."""
-        driver = self._coordinator.run_named(request.name)
+        driver = self._run(request.name)
         name, position = driver.manifest.name, request.after
         while True:
             news = asyncio.ensure_future(self._coordinator.watchers.wait(name, HEARTBEAT_SECONDS))
@@ -103,46 +102,40 @@ class ObserverServicer(observer_pb2_grpc.ObserverServiceServicer):
         return pb.CreateRunResponse(run=signed.manifest.digest(), problems=problems)
 
     async def StopRun(self, request: pb.StopRunRequest, context: Context) -> pb.StopRunResponse:
-        driver = self._coordinator.run_named(request.name)
+        driver = self._run(request.name)
         await driver.stop(request.reason or f"stopped by {caller().identity.name}")
         return pb.StopRunResponse(summary=await self._summary(driver))
 
     async def PauseRun(self, request: pb.PauseRunRequest, context: Context) -> pb.PauseRunResponse:
-        driver = self._coordinator.run_named(request.name)
+        driver = self._run(request.name)
         await driver.pause(request.reason or f"paused by {caller().identity.name}")
         return pb.PauseRunResponse(summary=await self._summary(driver))
 
     async def ResumeRun(self, request: pb.ResumeRunRequest, context: Context) -> pb.ResumeRunResponse:
-        driver = self._coordinator.run_named(request.name)
+        driver = self._run(request.name)
         await driver.go_on()
         return pb.ResumeRunResponse(summary=await self._summary(driver))
 
     async def ExcludeSilo(self, request: pb.ExcludeSiloRequest, context: Context) -> pb.ExcludeSiloResponse:
         driver, silo = self._silo(request.name, request.silo)
-        text = f"{silo} excluded by {caller().identity.name}" + (f": {request.reason}" if request.reason else "")
-        await driver.change_attendance(lambda attendance: attendance.exclude(silo), "excluded", text, silo)
+        await driver.exclude(silo, caller().identity.name, request.reason)
         return pb.ExcludeSiloResponse(silo=await self._silo_status(driver, silo))
 
     async def ReadmitSilo(self, request: pb.ReadmitSiloRequest, context: Context) -> pb.ReadmitSiloResponse:
         driver, silo = self._silo(request.name, request.silo)
-        text = f"{silo} readmitted by {caller().identity.name}"
-
-        def change(attendance: Attendance) -> Attendance:
-            return attendance.readmit(silo)
-
-        await driver.change_attendance(change, "readmitted", text, silo)
+        await driver.readmit(silo, caller().identity.name)
         return pb.ReadmitSiloResponse(silo=await self._silo_status(driver, silo))
 
     async def RollBackRun(self, request: pb.RollBackRunRequest, context: Context) -> pb.RollBackRunResponse:
-        driver = self._coordinator.run_named(request.name)
+        driver = self._run(request.name)
         await self._coordinator.roll_back(driver, request.version)
         return pb.RollBackRunResponse(summary=await self._summary(driver))
 
     async def DownloadModel(self, request: pb.DownloadModelRequest, context: Context) -> AsyncIterator[pb.DownloadModelResponse]:
-        driver = self._coordinator.run_named(request.name)
+        driver = self._run(request.name)
         version = await self._wanted_version(driver, request)
         stored = await self._coordinator.model(driver, version)
-        data = await asyncio.to_thread(model_file, stored, driver.journal.options.layout, driver.manifest.name)
+        data = await asyncio.to_thread(model_file, stored, driver.records.options.layout, driver.manifest.name)
         yield pb.DownloadModelResponse(
             header=pb.DownloadHeader(version=version, size=len(data), sha256=hashlib.sha256(data).digest())
         )
@@ -160,8 +153,13 @@ class ObserverServicer(observer_pb2_grpc.ObserverServiceServicer):
             raise NotFoundError("no evaluator has reported an accuracy yet, so no version is the best", reason="NO_BEST_MODEL")
         return best
 
+    def _run(self, name: str) -> RunDriver:
+        driver = self._coordinator.run_named(name)
+        concerns_run(name)
+        return driver
+
     def _silo(self, run: str, name: str) -> tuple[RunDriver, SiloName]:
-        driver = self._coordinator.run_named(run)
+        driver = self._run(run)
         if name not in driver.manifest.silos:
             raise NotFoundError(f"run {run!r} has no silo named {name!r}", reason="UNKNOWN_SILO")
         return driver, SiloName(name)

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from typing import Any
 
-from fedrep.errors import CryptoError, DecodeError, OutOfPhaseError, UnknownSiloError
-from fedrep.protocol.manifests import RosterEntry, SiloName, session_key_message
-from fedrep.protocol.messages import Update
-from fedrep.protocol.server_rules import check_statement
-from fedrep.secagg.keys import check_agreement_public
+from fedrep.errors import DecodeError, OutOfPhaseError, UnknownSiloError
+from fedrep.protocol.manifests import RosterEntry, SiloName
+from fedrep.protocol.round_closing import with_statements
+from fedrep.protocol.server_rules import check_session_key
 from fedrep.secagg.shamir import MAX_HOLDERS
 from fedrep.wire import codec
 from fedrep.wire.chunks import Assembler, cut_into_chunks
 from fedrep.wire.v1 import federation_pb2 as pb
 from fedrep.wire.v1 import federation_pb2_grpc
 from fedrep_identity.certificates import PeerCertificate, Role
-from fedrep_server.calls.interceptor import caller
+from fedrep_server.calls.interceptor import caller, concerns_run
 from fedrep_server.rounds.coordinator import Coordinator
 from fedrep_server.rounds.run_driver import RunDriver
 
@@ -49,7 +47,7 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
             state=driver.state.value,
             server_certificate=self._coordinator.server_certificate,
             last_round=driver.last_round,
-            evaluation_interval=driver.journal.options.evaluation_interval,
+            evaluation_interval=driver.records.options.evaluation_interval,
         )
         if driver.open is not None:
             response.round.CopyFrom(codec.signed_round_to_wire(driver.open.signed))
@@ -125,7 +123,8 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         update = await driver.update(request.round)
         if update is None:
             raise OutOfPhaseError(f"round {request.round} is still open; ask again", reason="NOT_YET")
-        header, payload = codec.update_to_wire(await self._with_statements(driver, update), omit_agreement=request.omit_agreement)
+        answer = with_statements(update, await driver.statements(update.round))
+        header, payload = codec.update_to_wire(answer, omit_agreement=request.omit_agreement)
         next_round = await driver.next_round()
         if next_round is not None:
             header.next_round.CopyFrom(codec.signed_round_to_wire(next_round))
@@ -147,24 +146,20 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
 
     def _welcomed(self, driver: RunDriver) -> RunDriver:
         """A silo sees only runs that list it; evaluators follow every run."""
+        concerns_run(driver.manifest.name)
         if caller().identity.role is Role.SILO:
-            driver.check_allowed(caller().identity.name)
+            driver.machine.check_allowed(caller().identity.name)
         return driver
 
     async def _take_statement(self, driver: RunDriver, request: pb.GetUpdateRequest) -> None:
-        """Only the caller's own word, about a round that is over."""
+        """Only the caller's own word."""
         peer = caller()
         statement = codec.statement_from_wire(request.statement, request.run, request.round)
         if statement.silo != peer.identity.name:
             raise UnknownSiloError("a silo gives only its own statement", reason="NOT_YOUR_STATEMENT")
         if peer.identity.role is not Role.SILO:
             raise UnknownSiloError("only silos hold shares, so only they can state something about them", reason="NOT_A_HOLDER")
-        check_statement(statement, driver.run, driver.last_round, peer.verify_key)
-        await self._coordinator.keep_statement(driver, statement)
-
-    async def _with_statements(self, driver: RunDriver, update: Update) -> Update:
-        statements = await self._coordinator.statements(driver, update.round)
-        return replace(update, evidence=replace(update.evidence, statements=statements))
+        await driver.take_statement(statement, peer.verify_key)
 
 
 def _silo() -> SiloName:
@@ -172,12 +167,9 @@ def _silo() -> SiloName:
 
 
 def _roster_entry(driver: RunDriver, peer: PeerCertificate, request: pb.JoinRequest) -> RosterEntry:
-    check_agreement_public(request.session_key)
-    try:
-        peer.verify_key.verify(request.session_signature, session_key_message(driver.run, request.session_key))
-    except CryptoError as error:
-        raise CryptoError("the session key is not validly signed over this run", reason="BAD_SIGNATURE") from error
-    return RosterEntry(SiloName(peer.identity.name), peer.fingerprint, request.session_key, request.session_signature)
+    entry = RosterEntry(SiloName(peer.identity.name), peer.fingerprint, request.session_key, request.session_signature)
+    check_session_key(entry, driver.run, peer.verify_key)
+    return entry
 
 
 async def header_of(requests: AsyncIterator[Any]) -> Any:

@@ -10,8 +10,8 @@ import structlog
 
 from fedrep.errors import FedrepError
 from fedrep.protocol.manifests import SiloName
+from fedrep.protocol.run_progress import RunState
 from fedrep_server.calls.views import smallest_budget
-from fedrep_server.rounds.closing import RunState
 from fedrep_server.rounds.coordinator import Coordinator
 from fedrep_server.rounds.run_driver import RunDriver
 
@@ -60,7 +60,7 @@ class _Watch:
                 text = f"{name} does not answer{_expired(ends.get(name))}"
                 await self._alert(driver, "silo_missing", name in missing, text, name)
         figures = await asyncio.to_thread(self._coordinator.store.summary, driver.manifest.name)
-        budget, spent = smallest_budget(driver.journal.options, figures), figures.epsilon_total
+        budget, spent = smallest_budget(driver.records.options, figures), figures.epsilon_total
         near = budget is not None and spent is not None and spent >= self._settings.epsilon_warning * budget
         await self._alert(driver, "epsilon_budget", near, f"epsilon {spent} of a budget of {budget} is spent")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +29,7 @@ from fedrep_identity.upkeep import tend_credentials
 from fedrep_runtime.files import lock_folder
 from fedrep_runtime.tls import server_credentials, server_options
 from fedrep_server.calls.interceptor import Gate
+from fedrep_server.calls.meter import CallMeter
 from fedrep_server.calls.observer import ObserverServicer
 from fedrep_server.calls.servicer import FederationServicer
 from fedrep_server.config import ServerSettings
@@ -38,6 +39,7 @@ from fedrep_server.operations.metrics import ServerMetrics
 from fedrep_server.operations.run_metrics import RunCollector
 from fedrep_server.operations.telemetry import Telemetry
 from fedrep_server.rounds.coordinator import Coordinator
+from fedrep_server.rounds.interpreter import RoundListener
 from fedrep_server.rounds.model_store import open_model_store
 from fedrep_server.store import Retention, open_store
 
@@ -61,6 +63,7 @@ class RunningServer:
     health_port: int | None
     metrics_port: int | None
     coordinator: Coordinator
+    metrics: ServerMetrics
     stop: Callable[[], Awaitable[None]]
 
 
@@ -70,13 +73,16 @@ async def start(settings: ServerSettings, on_lost: OnLost = end_process) -> Runn
         credentials, trust, revocations = await _identity(settings)
         health = await _not_yet_serving()
         health_port = await _serve_probes(settings, health, stack)
-        coordinator = await _coordinator(settings, credentials, stack, on_lost)
-        server = grpc.aio.server(interceptors=[Gate(trust, coordinator)], options=[*server_options(), *CROWD])
+        metrics = ServerMetrics()
+        listeners: list[ServerMetrics | Telemetry] = [metrics, *_telemetry(settings, stack)]
+        coordinator = await _coordinator(settings, credentials, listeners, stack, on_lost)
+        gate = Gate(trust, CallMeter(coordinator, listeners))
+        server = grpc.aio.server(interceptors=[gate], options=[*server_options(), *CROWD])
         _add_services(server, coordinator, health)
         secure = server_credentials(key_pair_loader(settings.credentials), credentials.root)
         port = _bind(lambda: server.add_secure_port(f"{settings.host}:{settings.port}", secure), settings.host, settings.port)
         stack.push_async_callback(server.stop, DRAIN_SECONDS)
-        metrics_port = _serve_metrics(settings, coordinator, stack)
+        metrics_port = _serve_metrics(settings, metrics, coordinator, stack)
         await server.start()
         stack.push_async_callback(coordinator.shut_down)
         for work in (
@@ -96,7 +102,7 @@ async def start(settings: ServerSettings, on_lost: OnLost = end_process) -> Runn
         await started.aclose()
         log.info("stopped")
 
-    return RunningServer(port, health_port, metrics_port, coordinator, stop)
+    return RunningServer(port, health_port, metrics_port, coordinator, metrics, stop)
 
 
 async def _identity(settings: ServerSettings) -> tuple[Credentials, TrustStore, RevocationSource]:
@@ -123,17 +129,28 @@ def _server_credentials(settings: ServerSettings) -> Credentials:
     return credentials
 
 
-async def _coordinator(settings: ServerSettings, credentials: Credentials, stack: AsyncExitStack, on_lost: OnLost) -> Coordinator:
+def _telemetry(settings: ServerSettings, stack: AsyncExitStack) -> list[Telemetry]:
+    if not settings.telemetry:
+        return []
+    telemetry = Telemetry.to_endpoint(settings.telemetry)
+    stack.push_async_callback(asyncio.to_thread, telemetry.close)
+    return [telemetry]
+
+
+async def _coordinator(
+    settings: ServerSettings,
+    credentials: Credentials,
+    listeners: Sequence[RoundListener],
+    stack: AsyncExitStack,
+    on_lost: OnLost,
+) -> Coordinator:
     _make_folder(settings.data)
     kept = Retention(update_payloads=settings.retention.updates, events=settings.retention.events)
     store = await asyncio.to_thread(open_store, settings.database_url, kept)
     stack.push_async_callback(asyncio.to_thread, store.close)
     await take_the_lead(store.database, settings.data, stack, on_lost)
     models = open_model_store(settings.model_store, settings.data / "models", store.database)
-    telemetry = Telemetry.to_endpoint(settings.telemetry) if settings.telemetry else None
-    if telemetry is not None:
-        stack.push_async_callback(asyncio.to_thread, telemetry.close)
-    coordinator = Coordinator(settings, store, models, credentials, ServerMetrics(), telemetry)
+    coordinator = Coordinator(settings, store, models, credentials, listeners)
     coordinator.watchers.attach()
     await coordinator.resume_runs()
     return coordinator
@@ -209,15 +226,17 @@ async def _serve_probes(settings: ServerSettings, health: HealthServicer, stack:
     return port
 
 
-def _serve_metrics(settings: ServerSettings, coordinator: Coordinator, stack: AsyncExitStack) -> int | None:
+def _serve_metrics(
+    settings: ServerSettings, metrics: ServerMetrics, coordinator: Coordinator, stack: AsyncExitStack
+) -> int | None:
     wanted = settings.metrics_port
     if wanted is None:
         return None
 
-    coordinator.metrics.registry.register(RunCollector(coordinator))
+    metrics.registry.register(RunCollector(coordinator))
 
     def listen() -> int:
-        listening, _ = start_http_server(wanted, settings.host, coordinator.metrics.registry)
+        listening, _ = start_http_server(wanted, settings.host, metrics.registry)
         stack.callback(listening.server_close)
         stack.callback(listening.shutdown)
         return listening.server_port

@@ -6,7 +6,8 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from fedrep_server.rounds.closing import ClosedRound
+from fedrep_server.calls.meter import FinishedCall
+from fedrep_server.rounds.interpreter import EndedRound
 
 PHASES = ("propose", "submit", "confirm", "reveal")
 
@@ -31,16 +32,16 @@ class ServerMetrics:
         self._clip_rate = gauge("fedrep_clip_rate", "Median share of clipped values", ["run"])
         self._epsilon = gauge("fedrep_epsilon_round", "Exact epsilon of one proposal; absent without guarantee", ["run"])
 
-    def called(self, method: str, caller: str, code: str, seconds: float, up: int, down: int) -> None:
-        short = method.rsplit("/", 1)[-1]
-        self._calls.labels(short, code).inc()
-        self._seconds.labels(short).observe(seconds)
-        if caller:
-            self._bytes.labels(short, caller, "up").inc(up)
-            self._bytes.labels(short, caller, "down").inc(down)
+    def called(self, call: FinishedCall) -> None:
+        short = call.method.rsplit("/", 1)[-1]
+        self._calls.labels(short, call.code).inc()
+        self._seconds.labels(short).observe(call.seconds)
+        if call.caller:
+            self._bytes.labels(short, call.caller, "up").inc(call.up)
+            self._bytes.labels(short, call.caller, "down").inc(call.down)
 
-    def round_ended(self, run: str, closed: ClosedRound) -> None:
-        row = closed.row
+    def round_ended(self, ended: EndedRound) -> None:
+        run, row = ended.run, ended.row
         self._rounds.labels(run, row.outcome.value).inc()
         self._range.labels(run).set(row.clip_range)
         for phase, seconds in zip(PHASES, row.phase_seconds, strict=False):
@@ -48,7 +49,7 @@ class ServerMetrics:
         self._dropouts.labels(run, "propose").inc(row.roster_size - row.proposed)
         if row.buffers:
             self._dropouts.labels(run, "submit").inc(row.proposed - row.survivors)
-            self._dropouts.labels(run, "reveal").inc(closed.failed_to_reveal)
+            self._dropouts.labels(run, "reveal").inc(ended.closed.failed_to_reveal)
         for buffer in row.buffers:
             self._buffers.labels(run, "opened" if buffer.opened else "discarded").inc()
             if buffer.distance is not None:

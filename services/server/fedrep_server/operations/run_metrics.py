@@ -12,8 +12,8 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from fedrep.errors import FedrepError
+from fedrep.protocol.run_progress import RunState
 from fedrep_identity.certificates import Credentials
-from fedrep_server.rounds.closing import RunState
 from fedrep_server.rounds.coordinator import Coordinator
 
 

@@ -15,8 +15,9 @@ from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_contex
 
 from fedrep import __version__
 from fedrep.protocol.messages import Outcome
+from fedrep_server.calls.meter import FinishedCall
 from fedrep_server.operations.metrics import PHASES
-from fedrep_server.rounds.closing import ClosedRound
+from fedrep_server.rounds.interpreter import EndedRound
 
 NANOSECONDS = 1_000_000_000
 
@@ -31,22 +32,26 @@ class Telemetry:
     def to_endpoint(cls, endpoint: str) -> Telemetry:
         return cls(OTLPSpanExporter(endpoint=endpoint, insecure=not endpoint.startswith("https://")))
 
-    def called(self, method: str, caller: str, run: str, code: str, seconds: float) -> None:
-        service, name = method.lstrip("/").rsplit("/", 1)
-        attributes = {"rpc.system": "grpc", "rpc.service": service, "rpc.method": name, "rpc.grpc.status": code}
-        attributes |= {key: value for key, value in (("fedrep.caller", caller), ("fedrep.run", run)) if value}
+    def called(self, call: FinishedCall) -> None:
+        service, name = call.method.lstrip("/").rsplit("/", 1)
+        attributes = {"rpc.system": "grpc", "rpc.service": service, "rpc.method": name, "rpc.grpc.status": call.code}
+        attributes |= {key: value for key, value in (("fedrep.caller", call.caller), ("fedrep.run", call.run)) if value}
         ended = time.time_ns()
-        started = ended - int(seconds * NANOSECONDS)
+        started = ended - int(call.seconds * NANOSECONDS)
         span = self._tracer.start_span(name, kind=SpanKind.SERVER, attributes=attributes, start_time=started)
-        if code in ("INTERNAL", "UNAVAILABLE"):
+        if call.code in ("INTERNAL", "UNAVAILABLE"):
             span.set_status(Status(StatusCode.ERROR))
         span.end(ended)
 
-    def round_ended(self, run: str, closed: ClosedRound) -> None:
-        row = closed.row
+    def round_ended(self, ended: EndedRound) -> None:
+        row = ended.row
         start = int(row.started_at * NANOSECONDS)
         lengths = [int(seconds * NANOSECONDS) for seconds in row.phase_seconds]
-        attributes: dict[str, str | int] = {"fedrep.run": run, "fedrep.round": row.round, "fedrep.outcome": row.outcome.value}
+        attributes: dict[str, str | int] = {
+            "fedrep.run": ended.run,
+            "fedrep.round": row.round,
+            "fedrep.outcome": row.outcome.value,
+        }
         attributes |= {"fedrep.roster": row.roster_size, "fedrep.survivors": row.survivors}
         span = self._tracer.start_span("round", attributes=attributes, start_time=start)
         below = set_span_in_context(span)

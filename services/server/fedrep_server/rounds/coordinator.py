@@ -5,33 +5,32 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import structlog
 
 from fedrep.errors import ConflictError, CryptoError, InvalidInputError, NotFoundError
-from fedrep.protocol.attendance import Attendance
-from fedrep.protocol.clip_range import ClipRange
-from fedrep.protocol.manifests import SignedRunManifest, run_manifest_message
-from fedrep.protocol.messages import Statement
-from fedrep.protocol.model_state import ModelState, ServerModel
+from fedrep.protocol.announcement import Dice
+from fedrep.protocol.goals import Goals
+from fedrep.protocol.manifests import SignedRunManifest, SiloName, run_manifest_message
+from fedrep.protocol.model_state import ServerModel
 from fedrep.protocol.preflight import preflight
+from fedrep.protocol.run_events import Restarted
+from fedrep.protocol.run_progress import RunProgress
+from fedrep.protocol.server_run import ServerRun
 from fedrep.wire import codec
 from fedrep.wire.v1 import federation_pb2 as pb
 from fedrep.wire.v1 import observer_pb2 as observer
 from fedrep_identity.certificates import Credentials, PeerCertificate
-from fedrep_server.calls.interceptor import concerns_run
-from fedrep_server.calls.permissions import FEDERATION
 from fedrep_server.config import ServerSettings
-from fedrep_server.operations.metrics import ServerMetrics
-from fedrep_server.operations.telemetry import Telemetry
-from fedrep_server.rounds.closing import ClosedRound, RunState
-from fedrep_server.rounds.journal import FLOAT_BYTES, Journal
+from fedrep_server.rounds.interpreter import RoundListener
 from fedrep_server.rounds.model_store import ModelStore, StoredModel
-from fedrep_server.rounds.open_round import Seal, quiet_after_restart
+from fedrep_server.rounds.records import FLOAT_BYTES, RunRecords
 from fedrep_server.rounds.run_driver import RunDriver
+from fedrep_server.rounds.seal import Seal
 from fedrep_server.rounds.watchers import Watchers
-from fedrep_server.store import NewEvent, NewModel, Progress, Store, StoredRun, attendance_from_json, attendance_to_json
+from fedrep_server.store import NewEvent, NewModel, Store, StoredRun
 
 log = structlog.get_logger(__name__)
 
@@ -43,16 +42,14 @@ class Coordinator:
         store: Store,
         models: ModelStore,
         credentials: Credentials,
-        metrics: ServerMetrics,
-        telemetry: Telemetry | None = None,
+        listeners: Sequence[RoundListener] = (),
     ) -> None:
         self.settings = settings
         self.store = store
         self.models = models
-        self.metrics = metrics
-        self.telemetry = telemetry
         self.watchers = Watchers()
         self.server_certificate = credentials.chain
+        self._listeners = listeners
         self._seal = Seal(settings.credentials, credentials)
         self._drivers: dict[str, RunDriver] = {}
         self._by_hash: dict[bytes, RunDriver] = {}
@@ -74,18 +71,11 @@ class Coordinator:
     def _restored(self, stored: StoredRun) -> RunDriver:
         signed = codec.signed_run_from_wire(pb.SignedRunManifest.FromString(stored.manifest))
         options = observer.RunOptions.FromString(stored.options)
-        progress = stored.progress
-        kept = self.models.get(stored.name, progress.model_version)
-        self.models.prune(stored.name, {row.version for row in self.store.models(stored.name)} | {progress.model_version})
-        model = ServerModel(ModelState(kept.vector, kept.version, kept.hash, kept.chain), kept.residual)
-        attendance = quiet_after_restart(attendance_from_json(progress.attendance))
-        clip_range = ClipRange(progress.clip_range, progress.clip_quiet)
-        journal = self._journal(signed, options, progress.buffer_seed)
-        last = progress.last_round
-        if stored.open_round > last:
-            journal.commit_restart(stored.open_round, model, attendance, clip_range)
-            last = stored.open_round
-        return self._driver(signed, journal, model, attendance, clip_range, RunState(stored.state), stored.reason, last)
+        records = self._records(signed, options, stored.progress.buffer_seed)
+        driver = self._driver(signed, records, records.read(stored))
+        records.prune_models(stored)
+        records.settle(driver.machine, Restarted(stored.open_round))
+        return driver
 
     async def create_run(self, signed: SignedRunManifest, options: observer.RunOptions, vector: bytes) -> None:
         """After a rehearsal that found nothing."""
@@ -107,32 +97,29 @@ class Coordinator:
 
     def _created(self, signed: SignedRunManifest, options: observer.RunOptions, model: ServerModel) -> RunDriver:
         manifest, state, seed = signed.manifest, model.state, secrets.token_bytes(32)
-        journal = self._journal(signed, options, seed)
+        progress = RunProgress.first(manifest, model)
+        driver = self._driver(signed, self._records(signed, options, seed), progress)
         self.models.put(manifest.name, 0, state.vector, model.residual, state.hash, state.chain)
-        clip_range = ClipRange(manifest.initial_range)
-        progress = Progress(0, 0, state.hash, state.chain, clip_range.value, 0, attendance_to_json(Attendance()), seed)
         now = time.time()
         stored = StoredRun(
             manifest.name,
             manifest.digest(),
             codec.signed_run_to_wire(signed).SerializeToString(),
             options.SerializeToString(),
-            RunState.WAITING.value,
-            "waiting for silos to join",
+            progress.state.value,
+            progress.reason,
             now,
-            progress,
+            driver.records.columns(progress),
         )
-        created = NewEvent(now, "state", f"run created by {signed.admin}: waiting for silos to join")
+        created = NewEvent(now, "state", f"run created by {signed.admin}: {progress.reason}")
         self.store.create_run(stored, NewModel(0, state.hash, state.chain, FLOAT_BYTES * state.vector.size), [created])
-        return self._driver(signed, journal, model, Attendance(), clip_range, RunState.WAITING, stored.reason, 0)
+        return driver
 
-    def _journal(self, signed: SignedRunManifest, options: observer.RunOptions, seed: bytes) -> Journal:
-        manifest = signed.manifest
-        return Journal(
-            manifest.name,
-            manifest.digest(),
+    def _records(self, signed: SignedRunManifest, options: observer.RunOptions, seed: bytes) -> RunRecords:
+        return RunRecords(
+            signed.manifest.name,
+            signed.manifest.digest(),
             options,
-            manifest.rounds,
             seed,
             self.store,
             self.models,
@@ -140,30 +127,11 @@ class Coordinator:
             self.watchers.changed_from_thread,
         )
 
-    def _driver(
-        self,
-        signed: SignedRunManifest,
-        journal: Journal,
-        model: ServerModel,
-        attendance: Attendance,
-        clip_range: ClipRange,
-        state: RunState,
-        reason: str,
-        last_round: int,
-    ) -> RunDriver:
-        return RunDriver(
-            signed,
-            model,
-            journal,
-            self._seal,
-            self.settings,
-            state=state,
-            state_reason=reason,
-            attendance=attendance,
-            clip_range=clip_range,
-            last_round=last_round,
-            on_closed=self._round_ended,
-        )
+    def _driver(self, signed: SignedRunManifest, records: RunRecords, progress: RunProgress) -> RunDriver:
+        rules, options = signed.manifest, records.options
+        goals = Goals(rules.rounds, options.target_accuracy, options.epsilon_budget)
+        machine = ServerRun(rules, progress, Dice(records.buffer_seed), self._seal.sign, goals)
+        return RunDriver(signed, machine, records, self.settings, self._listeners)
 
     def _add(self, driver: RunDriver) -> None:
         self._drivers[driver.manifest.name] = driver
@@ -172,33 +140,22 @@ class Coordinator:
     async def shut_down(self) -> None:
         await asyncio.gather(*(driver.shut_down(self.settings.grace_seconds) for driver in self.drivers))
 
-    def _round_ended(self, run: str, closed: ClosedRound) -> None:
-        self.metrics.round_ended(run, closed)
-        if self.telemetry is not None:
-            self.telemetry.round_ended(run, closed)
-
-    def called(self, method: str, caller: str, run: str, code: str, seconds: float, up: int, down: int) -> None:
-        """Told by the gate about every finished call."""
-        self.metrics.called(method, caller, code, seconds, up, down)
-        if self.telemetry is not None:
-            self.telemetry.called(method, caller, run, code, seconds)
+    def count_traffic(self, run: str, silo: str, up: int, down: int) -> None:
         driver = self._drivers.get(run)
-        if driver is not None and method.startswith(FEDERATION):
-            driver.traffic.add(caller, up, down)
+        if driver is not None:
+            driver.traffic.add(silo, up, down)
 
     def run_named(self, name: str) -> RunDriver:
         driver = self._drivers.get(name)
         if driver is None:
             known = ", ".join(sorted(self._drivers)) or "none yet"
             raise NotFoundError(f"there is no run named {name!r} here; known runs: {known}", reason="UNKNOWN_RUN")
-        concerns_run(name)
         return driver
 
     def run_hashed(self, run: bytes) -> RunDriver:
         driver = self._by_hash.get(run)
         if driver is None:
             raise NotFoundError("no run here has this manifest; join again to learn the current one", reason="UNKNOWN_RUN")
-        concerns_run(driver.manifest.name)
         return driver
 
     async def seen(self, driver: RunDriver, peer: PeerCertificate, software_version: str) -> None:
@@ -217,7 +174,7 @@ class Coordinator:
         state = driver.model.state
         if version == state.version:
             return StoredModel(version, state.vector, driver.model.residual, state.hash, state.chain)
-        return await asyncio.to_thread(driver.journal.model, version)
+        return await asyncio.to_thread(driver.records.model, version)
 
     async def report(self, driver: RunDriver, peer: PeerCertificate, request: pb.ReportMetricsRequest) -> None:
         """A silo's or the evaluator's own figures. Absent fields stay absent."""
@@ -229,7 +186,7 @@ class Coordinator:
             return  # the answer was lost; an event for it stands in the log already
         metrics = {field.name: value for field, value in request.ListFields() if field.name not in ("run", "round")}
         if request.HasField("clip_rate"):
-            driver.report_clip_rate(peer.identity.name, request.round, request.clip_rate)
+            await driver.report_clip_rate(SiloName(peer.identity.name), request.round, request.clip_rate)
         name, role = driver.manifest.name, peer.identity.role.value
         await asyncio.to_thread(self.store.add_metrics, name, request.round, peer.identity.name, role, metrics)
         self._reported[reporter] = request
@@ -240,21 +197,9 @@ class Coordinator:
             await driver.note("metrics", text, peer.identity.name, request.round)
         self.watchers.changed(name)
 
-    async def keep_statement(self, driver: RunDriver, statement: Statement) -> None:
-        await asyncio.to_thread(driver.journal.keep_statement, statement)
-
-    async def statements(self, driver: RunDriver, number: int) -> tuple[Statement, ...]:
-        known = driver.journal.known_statements(number)
-        return known if known is not None else await asyncio.to_thread(driver.journal.statements, number)
-
     async def roll_back(self, driver: RunDriver, version: int) -> None:
-        """The old parameters become a new version, so that versions only go up; the downlink residual starts at zero."""
-        kept = await asyncio.to_thread(driver.journal.model, version)
-
-        def successor(current: ServerModel) -> ServerModel:
-            return ServerModel(current.state.succeeded_by(kept.vector), np.zeros_like(kept.vector))
-
-        await driver.replace_model(successor, f"rolled back to the parameters of version {version}")
+        kept = await asyncio.to_thread(driver.records.model, version)
+        await driver.roll_back(version, kept.vector)
 
 
 def _name_taken(name: str) -> ConflictError:

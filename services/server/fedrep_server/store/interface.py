@@ -44,8 +44,9 @@ class Store(Protocol):
 
     def summary(self, name: str) -> RunFigures: ...
 
-    def open_round(self, run: str, number: int) -> None:
-        """On disk before the number is announced, so that no restart gives the same number out twice."""
+    def open_round(self, run: str, number: int, state: str = "running", events: Sequence[NewEvent] = ()) -> None:
+        """On disk before the number is announced, so that no restart gives the same number out twice. The first round of a
+        run changes its state too, in the same transaction."""
         ...
 
     def commit_round(self, commit: RoundCommit) -> tuple[int, ...]:

@@ -73,10 +73,11 @@ def change(connection: Connection, name: str, **columns: Any) -> None:
         raise unknown_run(name)
 
 
-def open_round(connection: Connection, name: str, number: int) -> None:
+def open_round(connection: Connection, name: str, number: int, state: str) -> None:
     """Give out a round number for good: it may be announced to silos once this is on disk, and never again."""
     free = (runs.c.last_round < number) & (runs.c.open_round < number)
-    changed = connection.execute(update(runs).where(runs.c.name == name, free).values(open_round=number)).rowcount
+    values = {"open_round": number, "state": state, "reason": ""}
+    changed = connection.execute(update(runs).where(runs.c.name == name, free).values(values)).rowcount
     if changed == 0:
         stored = by_name(connection, name)
         latest = max(stored.open_round, stored.progress.last_round)

@@ -74,9 +74,10 @@ class SqlStore:
         with self.database.read() as connection:
             return runs.figures(connection, name)
 
-    def open_round(self, run: str, number: int) -> None:
+    def open_round(self, run: str, number: int, state: str = "running", events: Sequence[NewEvent] = ()) -> None:
         with self.database.write() as connection:
-            runs.open_round(connection, run, number)
+            runs.open_round(connection, run, number, state)
+            self._note(connection, run, None, events)
 
     def commit_round(self, commit: RoundCommit) -> tuple[int, ...]:
         with self.database.write() as connection:

@@ -1,0 +1,39 @@
+"""Who is told about finished calls; a silo's bytes are counted for the run they were about."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from fedrep_server.calls.permissions import FEDERATION
+from fedrep_server.rounds.coordinator import Coordinator
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedCall:
+    """`caller` and `run` are empty where the call ended before they were known; `up` and `down` count bytes of messages."""
+
+    method: str
+    caller: str
+    run: str
+    code: str
+    seconds: float
+    up: int
+    down: int
+
+
+class CallListener(Protocol):
+    def called(self, call: FinishedCall) -> None: ...
+
+
+class CallMeter:
+    def __init__(self, coordinator: Coordinator, listeners: Sequence[CallListener]) -> None:
+        self._coordinator = coordinator
+        self._listeners = listeners
+
+    def called(self, call: FinishedCall) -> None:
+        for listener in self._listeners:
+            listener.called(call)
+        if call.method.startswith(FEDERATION):
+            self._coordinator.count_traffic(call.run, call.caller, call.up, call.down)

@@ -1,0 +1,222 @@
+"""Carries out what a run's machine asks for: writes before anybody hears of it, timers, and waking those who wait.
+
+One lock per run orders the events; heavy work (signatures, sums, aggregation, database) happens in worker threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+
+from fedrep.errors import FedrepError
+from fedrep.protocol.messages import Aborted, Phase
+from fedrep.protocol.round_closing import ClosedRound
+from fedrep.protocol.round_effects import Noted
+from fedrep.protocol.run_effects import (
+    Announced,
+    Answered,
+    CommitRound,
+    Count,
+    Gather,
+    KeepAttendance,
+    KeepLine,
+    KeepModel,
+    KeepState,
+    OpenRound,
+    RunEffect,
+    Save,
+    SetTimer,
+)
+from fedrep.protocol.run_events import Counted, CountUnknown, RoundDue, RunEvent, Saved, TimedOut
+from fedrep.protocol.server_run import ServerRun
+from fedrep_server.rounds.records import RunRecords
+from fedrep_server.rounds.round_row import Clock, round_row
+from fedrep_server.rounds.traffic import TrafficCounter
+from fedrep_server.rounds.waiting import Bell, carried_through
+from fedrep_server.store import RoundRow
+
+log = structlog.get_logger(__name__)
+
+LONGEST_PAUSE = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class EndedRound:
+    """A round that is on disk."""
+
+    run: str
+    closed: ClosedRound
+    row: RoundRow
+
+
+class RoundListener(Protocol):
+    def round_ended(self, ended: EndedRound) -> None: ...
+
+
+class Interpreter:
+    """`gather_seconds`: how long a quorum waits for the other silos. `bell` rings whenever something has changed."""
+
+    def __init__(
+        self, machine: ServerRun, records: RunRecords, gather_seconds: float, listeners: Sequence[RoundListener]
+    ) -> None:
+        self.machine = machine
+        self.records = records
+        self.traffic = TrafficCounter()
+        self.last_activity = time.time()
+        self.bell = Bell()
+        self.lock = asyncio.Lock()
+        self._name = machine.rules.name
+        self._gather_seconds = gather_seconds
+        self._listeners = listeners
+        self._marks: list[float] = []
+        self._timer: asyncio.Task[None] | None = None
+        self._gathering: asyncio.Task[None] | None = None
+        self._stopping = False
+
+    @property
+    def is_gathering(self) -> bool:
+        """Whether a round is about to start."""
+        return self._gathering is not None and not self._gathering.done()
+
+    @carried_through
+    async def tell(self, *events: RunEvent) -> None:
+        """In this order, and nothing else in between."""
+        async with self.lock:
+            for event in events:
+                await self._receive(event)
+
+    async def shut_down(self, grace: float) -> None:
+        """Let the open round end within the grace period, else skip it; start no other."""
+        self._stopping = True
+        async with self.lock:
+            if self._gathering is not None:
+                self._gathering.cancel()
+        deadline = time.time() + grace
+        while self.machine.open is not None and time.time() < deadline:
+            await asyncio.sleep(0.05)
+        async with self.lock:
+            try:
+                await self._receive(Aborted("the server is shutting down"))
+            except FedrepError as error:  # the round stays open on disk, and the next start skips it
+                log.error("round_left_open", run=self._name, problem=str(error))
+
+    async def _receive(self, event: RunEvent) -> None:
+        await self._carry_out(await asyncio.to_thread(self.machine.receive, event))
+
+    async def _carry_out(self, effects: list[RunEffect]) -> None:
+        for effect in effects:
+            match effect:
+                case CommitRound():
+                    await self._commit(effect)
+                case KeepLine() | KeepState() | KeepAttendance() | KeepModel() | OpenRound():
+                    await asyncio.to_thread(self.records.write, effect)
+                    await self._saved(effect)
+                case SetTimer():
+                    self._set_timer(effect)
+                case Gather():
+                    self._gather(effect.at_once)
+                case Count():
+                    await self._count()
+                case Announced() | Answered() | Noted():
+                    pass  # the bell tells those who wait; lines are kept below, when nobody waits for them
+        if effects:
+            self.bell.ring()
+        await self._keep([effect for effect in effects if isinstance(effect, Noted)])
+
+    async def _saved(self, save: Save) -> None:
+        await self._carry_out(self.machine.receive(Saved(save)))
+
+    async def _commit(self, save: CommitRound) -> None:
+        """A database that is away is waited for: nobody hears of what is not on disk."""
+        self._disarm()
+        marks = (*self._marks, time.time())
+        traffic = self.traffic.take()
+        row = round_row(save.closed, Clock(marks[0], marks), traffic)
+        pause = 0.5
+        while True:
+            try:
+                await asyncio.to_thread(self.records.commit, save, row, traffic)
+                break
+            except FedrepError as error:
+                log.error("round_not_committed", run=self._name, round=row.round, problem=str(error))
+                if self._stopping:
+                    raise
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+        self.last_activity = time.time()
+        for listener in self._listeners:
+            listener.round_ended(EndedRound(self._name, save.closed, row))
+        log.info(
+            "round",
+            run=self._name,
+            round=row.round,
+            outcome=row.outcome.value,
+            reason=row.reason or None,
+            survivors=row.survivors,
+            seconds=round(marks[-1] - marks[0], 3),
+        )
+        await self._saved(save)
+
+    async def _keep(self, lines: list[Noted]) -> None:
+        """The round goes on without its lines in the log when the database is away."""
+        if not lines:
+            return
+        try:
+            await asyncio.to_thread(self.records.notes, lines)
+        except FedrepError as error:
+            log.warning("events_lost", run=self._name, events=[line.text for line in lines], problem=str(error))
+
+    async def _count(self) -> None:
+        try:
+            totals = await asyncio.to_thread(self.records.totals)
+            await self._carry_out(self.machine.receive(Counted(totals)))
+        except FedrepError as error:
+            log.error("stop_rules_not_checked", run=self._name, problem=str(error))
+            await self._carry_out(self.machine.receive(CountUnknown()))
+
+    def _set_timer(self, wanted: SetTimer) -> None:
+        self._disarm()
+        if wanted.phase is Phase.PROPOSE:
+            self._marks = []
+        self._marks.append(time.time())
+        self._timer = asyncio.create_task(self._time_out(wanted))
+
+    def _disarm(self) -> None:
+        if self._timer is not None and self._timer is not asyncio.current_task():
+            self._timer.cancel()
+
+    async def _time_out(self, timer: SetTimer) -> None:
+        await asyncio.sleep(timer.seconds)
+        async with self.lock:
+            await self._receive(TimedOut(timer.round, timer.phase))
+
+    def _gather(self, at_once: bool) -> None:
+        """Silos that are here wait for the others, unless all are here or a round has just ended."""
+        if self._stopping:
+            return
+        if self._gathering is not None and not self._gathering.done():
+            if not at_once:
+                return
+            self._gathering.cancel()
+        wait = 0.0 if at_once else self._gather_seconds
+        self._gathering = asyncio.create_task(self._start_round_after(wait))
+
+    async def _start_round_after(self, seconds: float) -> None:
+        if seconds:
+            await asyncio.sleep(seconds)
+        pause = 0.5
+        while True:
+            try:
+                async with self.lock:
+                    if not self._stopping:
+                        await self._receive(RoundDue())
+                return
+            except FedrepError as error:  # the database is away: the run waits for it
+                log.error("round_not_started", run=self._name, problem=str(error))
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)

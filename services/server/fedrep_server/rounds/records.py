@@ -1,0 +1,205 @@
+"""What is kept of a run: the saves its machine asks for, as rows of the store and files of the model store.
+
+Blocking; call it in a thread. The model file is written first and the transaction second, so that a crash between them leaves
+an orphan file and nothing else.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fedrep.errors import NotFoundError
+from fedrep.protocol.clip_range import ClipRange
+from fedrep.protocol.goals import Totals
+from fedrep.protocol.manifests import RunHash
+from fedrep.protocol.messages import Outcome, Statement, Update
+from fedrep.protocol.model_state import ModelState, ServerModel
+from fedrep.protocol.round_effects import Noted
+from fedrep.protocol.run_effects import CommitRound, Count, KeepAttendance, KeepLine, KeepModel, KeepState, OpenRound, Save
+from fedrep.protocol.run_events import Counted, RunEvent, Saved
+from fedrep.protocol.run_progress import RunProgress, RunState
+from fedrep.protocol.server_run import ServerRun
+from fedrep.wire import codec
+from fedrep.wire.v1 import federation_pb2 as pb
+from fedrep.wire.v1 import observer_pb2 as observer
+from fedrep_server.rounds.model_store import ModelStore, StoredModel
+from fedrep_server.rounds.round_row import Clock, ledger_entries, round_row
+from fedrep_server.store import (
+    NewEvent,
+    NewModel,
+    Progress,
+    RoundCommit,
+    RoundRow,
+    Store,
+    StoredRun,
+    StoredUpdate,
+    Traffic,
+    attendance_from_json,
+    attendance_to_json,
+)
+
+Listener = Callable[[str], None]
+FLOAT_BYTES = 4
+REMEMBERED_ROUNDS = 32
+
+
+@dataclass
+class RunRecords:
+    """`name` is the run's; `changed` is told after every write that observers may want to see."""
+
+    name: str
+    run: RunHash
+    options: observer.RunOptions
+    buffer_seed: bytes
+    store: Store
+    models: ModelStore
+    keep_models: int
+    changed: Listener
+    _statements: dict[int, tuple[Statement, ...]] = field(default_factory=dict)
+    _reading: threading.Lock = field(default_factory=threading.Lock)
+
+    def write(self, save: Save) -> None:
+        """On disk when it returns; nothing of it counts if it raises."""
+        match save:
+            case KeepLine():
+                self.store.append_events(self.name, _events(save.line))
+            case KeepState():
+                state = save.progress.state.value
+                self.store.set_run_state(self.name, state, save.progress.reason, _events(save.line))
+            case KeepAttendance():
+                self.store.save_progress(self.name, self.columns(save.progress), None, _events(save.line))
+            case KeepModel():
+                model = self._put(save.progress)
+                self.store.save_progress(self.name, self.columns(save.progress), model, _events(save.line))
+            case OpenRound():
+                lines = () if save.line is None else (save.line,)
+                self.store.open_round(self.name, save.round.number, save.progress.state.value, _events(*lines))
+            case CommitRound():
+                self.commit(save, round_row(save.closed, Clock(time.time(), ()), {}), {})
+        self.changed(self.name)
+
+    def settle(self, machine: ServerRun, event: RunEvent) -> None:
+        """Carries out what an event leads to as far as it concerns the disk: for a start, when nobody waits for anything."""
+        for effect in machine.receive(event):
+            if isinstance(effect, Save):
+                self.write(effect)
+                self.settle(machine, Saved(effect))
+            elif isinstance(effect, Count):
+                self.settle(machine, Counted(self.totals()))
+
+    def commit(self, save: CommitRound, row: RoundRow, traffic: Mapping[str, Traffic]) -> None:
+        """All of a round or nothing."""
+        closed = save.closed
+        change = RoundCommit(
+            self.name,
+            row,
+            self.columns(closed.progress),
+            _stored(closed.update),
+            self._put(closed.progress) if closed.update.outcome is Outcome.APPLIED else None,
+            traffic,
+            ledger_entries(closed),
+            _events(*save.lines),
+        )
+        self.store.commit_round(change)
+        self.changed(self.name)
+        for version in self.store.retire_models(self.name, self.keep_models):
+            self.models.delete(self.name, version)
+
+    def _put(self, progress: RunProgress) -> NewModel:
+        state, residual = progress.model.state, progress.model.residual
+        self.models.put(self.name, state.version, state.vector, residual, state.hash, state.chain)
+        return NewModel(state.version, state.hash, state.chain, FLOAT_BYTES * state.vector.size)
+
+    def columns(self, progress: RunProgress) -> Progress:
+        """As the store keeps it."""
+        state, clip_range = progress.model.state, progress.clip_range
+        attendance = attendance_to_json(progress.attendance)
+        return Progress(
+            progress.last_round,
+            state.version,
+            state.hash,
+            state.chain,
+            clip_range.value,
+            clip_range.quiet,
+            attendance,
+            self.buffer_seed,
+        )
+
+    def read(self, stored: StoredRun) -> RunProgress:
+        """What a restart finds."""
+        kept = stored.progress
+        file = self.model(kept.model_version)
+        return RunProgress(
+            RunState(stored.state),
+            stored.reason,
+            kept.last_round,
+            ServerModel(ModelState(file.vector, file.version, file.hash, file.chain), file.residual),
+            attendance_from_json(kept.attendance),
+            ClipRange(kept.clip_range, kept.clip_quiet),
+        )
+
+    def prune_models(self, stored: StoredRun) -> None:
+        """Files that no row names: a server died between the two."""
+        named = {row.version for row in self.store.models(self.name)}
+        self.models.prune(self.name, named | {stored.progress.model_version})
+
+    def update(self, number: int) -> Update:
+        stored = self.store.round_update(self.name, number)
+        if stored is None:
+            raise NotFoundError(f"round {number} of run {self.name!r} is not known here", reason="UNKNOWN_ROUND")
+        header = pb.UpdateHeader.FromString(stored.header)
+        if stored.levels is None or stored.coordinates is None:
+            raise NotFoundError(
+                f"the update of round {number} is no longer kept; fetch the model instead", reason="UPDATE_NOT_KEPT"
+            )
+        return codec.update_from_wire(header, stored.coordinates + stored.levels)
+
+    def model(self, version: int) -> StoredModel:
+        return self.models.get(self.name, version)
+
+    def note(self, kind: str, text: str, silo: str = "", round_number: int = 0, severity: str = "info") -> None:
+        self._append([NewEvent(time.time(), kind, text, severity, round_number, silo)])
+
+    def notes(self, lines: Sequence[Noted]) -> None:
+        self._append(_events(*lines))
+
+    def _append(self, events: Sequence[NewEvent]) -> None:
+        self.store.append_events(self.name, events)
+        self.changed(self.name)
+
+    def keep_statement(self, statement: Statement) -> None:
+        with self._reading:
+            self.store.add_statement(self.name, statement.round, statement.silo, statement.signature)
+            self._statements.pop(statement.round, None)
+
+    def known_statements(self, number: int) -> tuple[Statement, ...] | None:
+        """Without asking the database: every silo asks about the same round, and only this process writes about it."""
+        return self._statements.get(number)
+
+    def statements(self, number: int) -> tuple[Statement, ...]:
+        with self._reading:
+            kept = self.store.statements(self.name, number)
+            found = tuple(codec.statement_from_wire(pb.Statement(silo=s, signature=sig), self.run, number) for s, sig in kept)
+            if len(self._statements) >= REMEMBERED_ROUNDS:
+                self._statements.clear()
+            self._statements[number] = found
+        return found
+
+    def totals(self) -> Totals:
+        figures = self.store.summary(self.name)
+        return Totals(figures.rounds_applied + figures.rounds_skipped, figures.best_accuracy, figures.epsilon_total)
+
+
+def _stored(update: Update) -> StoredUpdate:
+    header, _ = codec.update_to_wire(update)
+    descent = update.descent
+    payload = (b"", b"") if descent is None else (descent.coordinates, descent.levels)
+    return StoredUpdate(header.SerializeToString(), *payload)
+
+
+def _events(*lines: Noted) -> list[NewEvent]:
+    now = time.time()
+    return [NewEvent(now, line.kind, line.text, line.severity, line.round, line.silo or "") for line in lines]
