@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 
 from fedrep_server.store.rows import Traffic
 
 
 class TrafficCounter:
+    """Safe from any thread: what is added is in one take or in the next."""
+
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._up: Counter[str] = Counter()
         self._down: Counter[str] = Counter()
 
     def add(self, silo: str, up: int, down: int) -> None:
-        self._up[silo] += up
-        self._down[silo] += down
+        with self._lock:
+            self._up[silo] += up
+            self._down[silo] += down
 
     def take(self) -> dict[str, Traffic]:
         """What came together since the last take."""
-        taken = {name: Traffic(self._up[name], self._down[name]) for name in self._up.keys() | self._down.keys()}
-        self._up.clear()
-        self._down.clear()
-        return taken
+        with self._lock:
+            up, self._up = self._up, Counter()
+            down, self._down = self._down, Counter()
+        return {name: Traffic(up[name], down[name]) for name in up.keys() | down.keys()}
