@@ -136,7 +136,7 @@ class Interpreter:
         self._disarm()
         marks = (*self._marks, time.time())
         traffic = self.traffic.take()
-        row = round_row(save.closed, Clock(marks[0], marks), traffic)
+        row = await asyncio.to_thread(round_row, save.closed, Clock(marks[0], marks), traffic)
         pause = 0.5
         while True:
             try:
