@@ -180,7 +180,11 @@ class RunRecords:
         return self._statements.get(number)
 
     def statements(self, number: int) -> tuple[Statement, ...]:
+        """One of those who ask at the same time asks the database, the others wait for its answer."""
         with self._reading:
+            known = self._statements.get(number)
+            if known is not None:
+                return known
             kept = self.store.statements(self.name, number)
             found = tuple(codec.statement_from_wire(pb.Statement(silo=s, signature=sig), self.run, number) for s, sig in kept)
             if len(self._statements) >= REMEMBERED_ROUNDS:
