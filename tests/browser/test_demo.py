@@ -16,6 +16,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from tests.browser.conftest import Visitor, visit
+from tests.harness.processes import hearing_ctrl_c
 
 ROUNDS = 60  # as many as a demo plays when nobody says otherwise
 NEAR = 0.02  # of the accuracy that training with all data in one place reaches
@@ -34,7 +35,7 @@ class Demo:
 def demo(chromium: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
     folder = tmp_path_factory.mktemp("demo")
     said = folder / "demo.err"
-    with said.open("wb") as output:
+    with said.open("wb") as output, hearing_ctrl_c():
         command = [*FEDREP, "demo", "--folder", str(folder / "demo")]
         process = subprocess.Popen(command, stdout=output, stderr=output)
     try:

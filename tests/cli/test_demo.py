@@ -21,6 +21,7 @@ from fedrep_cli.demo_view import picture
 from fedrep_cli.main import main
 from fedrep_cli.processes import Processes, free_ports, orderly_end
 from fedrep_identity.settings import AuthoritySettings
+from tests.harness.processes import python
 
 DEMO = [sys.executable, "-m", "fedrep_cli.main", "demo"]
 
@@ -86,13 +87,12 @@ def alive(pid: int) -> bool:
         return False
 
 
-def ended(pids: list[int], seconds: float = 30.0) -> bool:
-    limit = time.monotonic() + seconds
-    while time.monotonic() < limit:
-        if not any(alive(pid) for pid in pids):
-            return True
+def until_ended(pids: list[int]) -> None:
+    """With a limit, so that a child that never ends is a failure."""
+    limit = time.monotonic() + 120
+    while left := [pid for pid in pids if alive(pid)]:
+        assert time.monotonic() < limit, f"these go on: {left}"
         time.sleep(0.1)
-    return False
 
 
 def children(pid: int) -> list[int]:
@@ -102,18 +102,16 @@ def children(pid: int) -> list[int]:
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux shows a process's children in /proc.")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_demo_ended_during_its_start_leaves_no_process_behind(number: signal.Signals, tmp_path: Path) -> None:
-    with subprocess.Popen(
-        [*DEMO, "--folder", str(tmp_path / "demo")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    """The moment is a line that it prints."""
+    command = ["-m", "fedrep_cli.main", "demo", "--folder", str(tmp_path / "demo")]
+    with python(*command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
-        for line in process.stderr:
-            if "enrolling" in line:
-                break
+        assert any("enrolling" in line for line in process.stderr)
         found = children(process.pid)
         process.send_signal(number)
-        code = process.wait(60)
+        code = process.wait(120)
     assert found
-    assert ended(found)
+    until_ended(found)
     assert code in (-number, 128 + number)
 
 

@@ -9,7 +9,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -71,6 +72,28 @@ def start_process(arguments: list[str], log: Path, environment: Mapping[str, str
         process = subprocess.Popen([sys.executable, *arguments], cwd=REPOSITORY, env=variables, stdout=output, stderr=output)
     _processes.append(process)
     return process
+
+
+@contextmanager
+def hearing_ctrl_c() -> Iterator[None]:
+    """Processes started meanwhile obey SIGINT. A script that says `make test &` has it ignored, and children inherit that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a handler becomes the default when a program starts
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def python(*arguments: str, stdout: int | None = None, stderr: int | None = None) -> Iterator[subprocess.Popen[str]]:
+    """This Python as a program that obeys Ctrl-C; `stdout=PIPE` and the like let a test read along. Dead when the block ends."""
+    with hearing_ctrl_c():
+        process = subprocess.Popen([sys.executable, *arguments], cwd=REPOSITORY, text=True, stdout=stdout, stderr=stderr)
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def run_scenario(scenario: Coroutine[Any, Any, T], seconds: float = SCENARIO_SECONDS) -> T:
