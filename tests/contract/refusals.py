@@ -8,10 +8,9 @@ from typing import Any
 
 from fedrep.wire.v1 import federation_pb2 as pb
 from tests.harness.live_server import OUTSIDER, Stage, refusal
-from tests.harness.mini_client import MiniSilo, streamed
+from tests.harness.mini_client import SECONDS, MiniSilo, streamed
 
 OTHER_RUN = bytes(range(32))
-SECONDS = 10.0
 
 MALFORMED = ("INVALID_ARGUMENT", "MALFORMED")
 UNKNOWN_RUN = ("NOT_FOUND", "UNKNOWN_RUN")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,10 +14,8 @@ import pytest
 from fedrep.protocol.manifests import SiloName
 from fedrep.wire import codec
 from fedrep.wire.v1 import federation_pb2 as pb
-from fedrep_runtime.run_config import DeadlineConfig
 from tests.contract.refusals import (
     OUT_OF_PHASE,
-    SECONDS,
     Call,
     proposal,
     propose,
@@ -28,6 +25,7 @@ from tests.contract.refusals import (
     update,
 )
 from tests.harness.live_server import LiveServer, Stage, stage, wait_until
+from tests.harness.mini_client import SECONDS
 
 
 def too_early(method: str, at: Stage) -> Any:
@@ -59,10 +57,9 @@ def test_a_message_in_the_wrong_phase_is_refused_and_changes_nothing(
 
 @pytest.mark.parametrize("phase", ["submit", "confirm", "reveal"])
 def test_a_proposal_after_its_phase_is_refused_and_changes_nothing(server: LiveServer, run_name: str, phase: str) -> None:
-    """With a short deadline the last silo comes too late; the round goes on with the others."""
-    deadlines = DeadlineConfig(propose=1.0, submit=60, confirm=60, reveal=60)
-    at = stage(server, run_name, "propose", deadlines=deadlines)
-    wait_until(lambda: server.driver(run_name).open.machine.phase.value == "submit")  # type: ignore[union-attr]
+    """The last silo comes when the deadline has passed; the round goes on with the others."""
+    at = stage(server, run_name, "propose")
+    server.pass_deadline(run_name)
     if phase != "submit":
         for silo in at.silos[:3]:
             silo.consensus()
@@ -127,9 +124,10 @@ def test_a_waiting_call_that_is_cancelled_leaves_nothing_behind(
     before = at.server.snapshot(at.run)
     for _ in range(3):
         call = waiting(at)
-        time.sleep(0.05)
+        wait_until(lambda: at.server.waiting(at.run) == 1)
         call.cancel()
         assert call.code() is grpc.StatusCode.CANCELLED
+        wait_until(lambda: at.server.waiting(at.run) == 0)
     assert at.server.snapshot(at.run) == before
 
 
@@ -137,15 +135,16 @@ def test_an_upload_that_is_cancelled_half_way_leaves_nothing_behind(stages: Call
     at = stages("submit")
     before = at.server.snapshot(at.run)
     header, masked = submission(at)
-    hold = threading.Event()
+    halfway, hold = threading.Event(), threading.Event()
 
     def half() -> Iterator[pb.SubmitMaskedShareRequest]:
         yield pb.SubmitMaskedShareRequest(header=header)
         yield pb.SubmitMaskedShareRequest(chunk=masked[:10])
+        halfway.set()
         hold.wait(SECONDS)
 
     call = at.last.stub.SubmitMaskedShare.future(half())
-    time.sleep(0.1)
+    assert halfway.wait(SECONDS)
     call.cancel()
     hold.set()
     assert call.code() is grpc.StatusCode.CANCELLED

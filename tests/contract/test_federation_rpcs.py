@@ -20,7 +20,6 @@ from tests.contract.refusals import (
     NOT_ALLOWED,
     OTHER_RUN,
     OUT_OF_PHASE,
-    SECONDS,
     TOO_LARGE,
     TOO_LONG_FOR_GRPC,
     TRUNCATED,
@@ -43,7 +42,7 @@ from tests.contract.refusals import (
     with_code,
 )
 from tests.harness.live_server import OUTSIDER, Stage
-from tests.harness.mini_client import MiniSilo, digest, rice_encoded
+from tests.harness.mini_client import SECONDS, MiniSilo, digest, rice_encoded
 
 
 def garbage(at: Stage, method: str) -> Any:

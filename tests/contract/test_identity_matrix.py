@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 import shutil
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from fedrep_server.calls.permissions_table import page
 from fedrep_silo.trust import FederationTrust
 from tests.harness.live_server import FEDERATION as NAME
 from tests.harness.live_server import PARAMETERS, SILOS, LiveServer, People, refusal, stage, wait_for_round, wait_until
-from tests.harness.mini_client import MiniSilo, play_round
+from tests.harness.mini_client import SECONDS, MiniSilo, play_round
 
 RUN = "matrix"
 AT_THE_DOOR = ("UNAVAILABLE", None)  # the TLS handshake fails: no RPC is even seen
@@ -105,7 +104,7 @@ def call(channel: grpc.Channel, method: str) -> tuple[str, str | None]:
     stub: Any = (FederationServiceStub if messages is federation_pb2 else ObserverServiceStub)(channel)
     request = getattr(messages, described.input_type.name)()
     try:
-        answer = getattr(stub, name)(iter([request]) if described.client_streaming else request, timeout=10)
+        answer = getattr(stub, name)(iter([request]) if described.client_streaming else request, timeout=SECONDS)
         if described.server_streaming:
             list(answer)
     except grpc.RpcError as error:
@@ -180,16 +179,16 @@ def test_revocation_ends_a_waiting_call_within_seconds(guarded: LiveServer) -> N
 
     def wait() -> None:
         try:
-            list(stub.GetConsensus(federation_pb2.GetConsensusRequest(run=silos[0].run, round=1), timeout=30))
+            list(stub.GetConsensus(federation_pb2.GetConsensusRequest(run=silos[0].run, round=1), timeout=SECONDS))
         except grpc.RpcError as error:
             caught.append((error.code().name, reason_of(error)))
 
     thread = threading.Thread(target=wait)
     thread.start()
-    time.sleep(0.2)
+    wait_until(lambda: guarded.waiting("revocation") == 1)
     people.authority.revoke("silo-y")
     shutil.copy(people.authority.folder / REVOCATIONS_FILE, guarded.settings.credentials / REVOCATIONS_FILE)
-    thread.join(15)
+    thread.join(SECONDS)
     channel.close()
     assert caught == [("UNAUTHENTICATED", "CERTIFICATE_REVOKED")]
 

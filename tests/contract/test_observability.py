@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from fedrep.wire.v1 import federation_pb2 as pb
 from fedrep.wire.v1.federation_pb2_grpc import FederationServiceStub
-from fedrep_runtime.run_config import DeadlineConfig, StopConfig
+from fedrep_runtime.run_config import StopConfig
 from fedrep_server.operations import alerts
 from fedrep_server.operations.telemetry import Telemetry
 from tests.harness.live_server import (
@@ -65,6 +65,14 @@ def test_alerts_are_events_and_reach_the_webhook_once(
 ) -> None:
     url, got = webhook
     monkeypatch.setattr(alerts, "CHECK_SECONDS", 0.05)
+    looks: list[None] = []
+    check = alerts._Watch.check
+
+    async def counted(watch: alerts._Watch) -> None:
+        await check(watch)
+        looks.append(None)
+
+    monkeypatch.setattr(alerts._Watch, "check", counted)
     options = {"webhook": url, "stalled_after": 0.4, "missing_after": 0.05, "epsilon_warning": 0.001}
     with LiveServer(people, tmp_path, alerts=options) as live:
         live.create_run("watched", stop=StopConfig(epsilon_budget=1000.0))
@@ -73,7 +81,8 @@ def test_alerts_are_events_and_reach_the_webhook_once(
         live.running.coordinator.store.touch_silo("watched", "silo-d", "", time.time() - 60, time.time())
         silos[3].stub.Leave(pb.LeaveRequest(run=silos[3].run))
         wait_until(lambda: {"stalled", "silo_missing", "epsilon_budget"} <= {alert["kind"] for alert in got})
-        time.sleep(0.3)
+        looked = len(looks)
+        wait_until(lambda: len(looks) > looked + 2)
         found = [alert["kind"] for alert in got]
         assert {alert["run"] for alert in got} == {"watched"}
         assert found.count("silo_missing") == 1
@@ -126,8 +135,8 @@ def test_probes_metrics_and_reflection_tell_what_they_should(people: People, tmp
 
 
 def test_silos_that_vanish_are_counted_at_the_stage_where_they_did(server: LiveServer, run_name: str) -> None:
-    stage(server, run_name, "reveal", deadlines=DeadlineConfig(propose=60, submit=60, confirm=60, reveal=0.5))
-    wait_until(lambda: server.driver(run_name).last_round == 1)
+    stage(server, run_name, "reveal")
+    server.pass_deadline(run_name)
     registry = server.running.metrics.registry
     stages = ("propose", "submit", "reveal")
     counted = {at: registry.get_sample_value("fedrep_dropouts_total", {"run": run_name, "stage": at}) for at in stages}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,7 +20,7 @@ from fedrep.wire.v1 import observer_pb2 as pb
 from fedrep.wire.v1.observer_pb2_grpc import ObserverServiceStub
 from fedrep_runtime.run_config import AggregatorConfig, sign_run
 from tests.harness.live_server import PARAMETERS, SILOS, LiveServer, joined, refusal, stage, wait_for_round, wait_until
-from tests.harness.mini_client import play_round
+from tests.harness.mini_client import SECONDS, play_round
 
 UNKNOWN_RUN = ("NOT_FOUND", "UNKNOWN_RUN")
 RUN_OVER = ("FAILED_PRECONDITION", "RUN_OVER")
@@ -50,7 +49,7 @@ def played(server: LiveServer, run: str, rounds: int, **options: Any) -> list[An
 def test_an_unknown_run_is_not_found(server: LiveServer, method: str, name: str) -> None:
     call = getattr(stub(server), method)
     request = getattr(pb, f"{method}Request")(name=name)
-    assert refusal(lambda: call(request, timeout=10)) == UNKNOWN_RUN
+    assert refusal(lambda: call(request, timeout=SECONDS)) == UNKNOWN_RUN
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -60,11 +59,11 @@ def test_bytes_that_are_no_message_are_refused(server: LiveServer, method: str) 
     if method == "ListRuns":
         noise = b"\x0a\xff"  # an empty request takes any well-formed bytes; these are not
     if method == "CreateRun":
-        refused = refusal(lambda: channel.stream_unary(path)(iter([noise]), timeout=10))
+        refused = refusal(lambda: channel.stream_unary(path)(iter([noise]), timeout=SECONDS))
     elif method in ("WatchRun", "DownloadModel"):
-        refused = refusal(lambda: channel.unary_stream(path)(noise, timeout=10))
+        refused = refusal(lambda: channel.unary_stream(path)(noise, timeout=SECONDS))
     else:
-        refused = refusal(lambda: channel.unary_unary(path)(noise, timeout=10))
+        refused = refusal(lambda: channel.unary_unary(path)(noise, timeout=SECONDS))
     assert refused == ("INVALID_ARGUMENT", "MALFORMED")
 
 
@@ -135,7 +134,7 @@ def test_a_watcher_gets_the_past_then_what_happens_and_resumes_where_it_was(serv
 
 def test_a_round_that_ends_comes_with_its_event(server: LiveServer, run_name: str) -> None:
     played(server, run_name, 1)
-    for response in stub(server, "viewer").WatchRun(pb.WatchRunRequest(name=run_name), timeout=10):
+    for response in stub(server, "viewer").WatchRun(pb.WatchRunRequest(name=run_name), timeout=SECONDS):
         if response.event.kind == "round_applied":
             assert response.round.round == response.event.round == 1
             return
@@ -342,9 +341,12 @@ def test_a_model_is_exported_by_version_by_best_and_by_default(server: LiveServe
 
 def test_watching_ends_when_it_is_cancelled_and_the_server_forgets_it(server: LiveServer, run_name: str) -> None:
     server.create_run(run_name)
+    calm = server.tasks()
     streams = [stub(server, "viewer").WatchRun(pb.WatchRunRequest(name=run_name)) for _ in range(20)]
     for stream in streams:
         next(stream)
+    assert server.tasks() >= calm + 20
+    for stream in streams:
         stream.cancel()
-    time.sleep(0.1)
+    wait_until(lambda: server.tasks() < calm + 10)
     assert server.driver(run_name).state.value == "waiting"

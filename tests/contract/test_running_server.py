@@ -15,7 +15,7 @@ from fedrep.errors import StoreUnavailableError
 from fedrep.protocol.manifests import SiloName
 from fedrep.wire.v1 import federation_pb2 as pb
 from fedrep.wire.v1.federation_pb2_grpc import FederationServiceStub
-from fedrep_runtime.run_config import DeadlineConfig, StopConfig
+from fedrep_runtime.run_config import StopConfig
 from fedrep_runtime.tls import channel_options, client_channel_credentials
 from tests.harness.live_server import (
     PARAMETERS,
@@ -29,7 +29,7 @@ from tests.harness.live_server import (
     wait_for_round,
     wait_until,
 )
-from tests.harness.mini_client import play_round
+from tests.harness.mini_client import SECONDS, play_round
 
 
 def kinds(server: LiveServer, run: str) -> list[str]:
@@ -45,43 +45,41 @@ def hold_and_answer(server: LiveServer, run_name: str, count: int) -> None:
     """Many calls wait for the end of a round; half of them are cancelled, then the round ends."""
     at = stage(server, run_name, "reveal")
     own = server.people.credentials["silo-a"]
-    calm = server.ask(tasks())
+    calm = server.tasks()
 
-    async def wait_for_the_end() -> tuple[list[int], int, int]:
+    async def wait_for_the_end() -> tuple[list[int], int]:
         credentials = client_channel_credentials(own.root, own.key_pair)
         async with grpc.aio.secure_channel(server.address, credentials, options=channel_options()) as channel:
             stub: Any = FederationServiceStub(channel)  # type: ignore[no-untyped-call]
             calls = [stub.GetUpdate(pb.GetUpdateRequest(run=at.first.run, round=1)) for _ in range(count)]
             waiting = [asyncio.ensure_future(anext(aiter(call))) for call in calls]
-            while len(server.driver(run_name)._interpreter.bell._ring._waiters) < count:
+            while server.waiting(run_name) < count:
                 await asyncio.sleep(0.01)
             for call in calls[: count // 2]:
                 call.cancel()
-            while len(server.driver(run_name)._interpreter.bell._ring._waiters) > count // 2:
+            while server.waiting(run_name) > count // 2:
                 await asyncio.sleep(0.01)
-            held = await tasks()
             finish.set()
             answers = await asyncio.gather(*waiting, return_exceptions=True)
             cancelled = sum(isinstance(answer, asyncio.CancelledError) for answer in answers)
-            return [answer.header.round for answer in answers if isinstance(answer, pb.GetUpdateResponse)], cancelled, held
+            return [answer.header.round for answer in answers if isinstance(answer, pb.GetUpdateResponse)], cancelled
 
     finish = threading.Event()
     work = asyncio.run_coroutine_threadsafe(wait_for_the_end(), server.loop)
-    assert finish.wait(60)
+    assert finish.wait(SECONDS)
     for silo in at.silos[1:3]:
-        silo.stub.RevealShares(at.sent[f"reveal/{silo.name}"], timeout=10)
-    rounds, cancelled, _ = work.result(60)
+        silo.stub.RevealShares(at.sent[f"reveal/{silo.name}"], timeout=SECONDS)
+    rounds, cancelled = work.result(SECONDS)
     assert (len(rounds), set(rounds), cancelled) == (count // 2, {1}, count // 2)
-    wait_until(lambda: server.ask(tasks()) <= calm + 10)
+    wait_until(lambda: server.tasks() <= calm + 10)
 
 
-async def tasks() -> int:
-    return len(asyncio.all_tasks())
+def test_a_late_silo_gets_the_model_then_updates_and_one_that_leaves_is_missed_by_nobody(people: People, tmp_path: Path) -> None:
+    with LiveServer(people, tmp_path, gather_seconds=0.0) as server:  # a quorum waits for nobody
+        come_late_and_leave(server, "late")
 
 
-def test_a_late_silo_gets_the_model_then_updates_and_one_that_leaves_is_missed_by_nobody(
-    server: LiveServer, run_name: str
-) -> None:
+def come_late_and_leave(server: LiveServer, run_name: str) -> None:
     server.create_run(run_name, quorum=3)
     early = joined(server, run_name, SILOS[:3])
     for number in (1, 2):
@@ -179,16 +177,28 @@ def test_models_and_events_are_kept_as_the_server_says_unless_the_run_says_other
 
 def test_missing_silos_cost_a_round_its_time_and_nothing_else(server: LiveServer, run_name: str) -> None:
     """Nobody proposes, then too few do: both rounds are skipped with the reason, the model stays, the run goes on."""
-    server.create_run(run_name, deadlines=DeadlineConfig(propose=0.3, submit=5, confirm=5, reveal=5))
+    server.create_run(run_name)
     silos = joined(server, run_name)
-    header, _ = silos[0].update(wait_for_round(server, run_name).round)
+    number = wait_for_round(server, run_name).round
+    server.pass_deadline(run_name)
+    header, _ = silos[0].update(number)
     assert (header.outcome, header.reason) == (pb.OUTCOME_SKIPPED, "0 silos proposed, the quorum is 3")
     assert header.model_version == 0
-    wait_until(lambda: kinds(server, run_name).count("late") >= 4)
+    assert kinds(server, run_name).count("late") == 4
     assert server.driver(run_name).open is None
     for silo in silos:
         silo.join(run_name)
-    assert wait_for_round(server, run_name, after=1).model_version == 0
+    second = wait_for_round(server, run_name, after=1)
+    for number, silo in enumerate(silos[:2]):
+        silo.enter(second)
+        silo.propose(*silo.proposal(range(number, 10 * second.per_silo, 10)))
+    server.pass_deadline(run_name)
+    header, _ = silos[0].update(2)
+    assert (header.outcome, header.reason) == (pb.OUTCOME_SKIPPED, "2 silos proposed, the quorum is 3")
+    assert header.model_version == 0
+    for silo in silos:
+        silo.join(run_name)
+    assert wait_for_round(server, run_name, after=2).model_version == 0
 
 
 def test_a_database_that_is_away_delays_the_answer_and_loses_nothing(
@@ -208,7 +218,7 @@ def test_a_database_that_is_away_delays_the_answer_and_loses_nothing(
 
     monkeypatch.setattr(store, "commit_round", away)
     for silo in at.silos[1:3]:
-        silo.stub.RevealShares(at.sent[f"reveal/{silo.name}"], timeout=10)
+        silo.stub.RevealShares(at.sent[f"reveal/{silo.name}"], timeout=SECONDS)
     header, _ = at.first.update(1)
     assert header.outcome == pb.OUTCOME_APPLIED
     assert refusals == [0, 0]

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +58,13 @@ class ServerProcess:
         command = [sys.executable, "-m", "fedrep_cli.main", "server", "--config", str(self.config)]
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(command, cwd=REPOSITORY, env=environment, stdout=log, stderr=log)
-        wait_until(lambda: self.health() == health_pb2.HealthCheckResponse.SERVING, 30)
+        wait_until(lambda: self.health() == health_pb2.HealthCheckResponse.SERVING)
 
     def health(self) -> int | None:
         with grpc.insecure_channel(f"127.0.0.1:{self.health_port}") as channel:
             stub: Any = health_pb2_grpc.HealthStub(channel)
             try:
-                return int(stub.Check(health_pb2.HealthCheckRequest(), timeout=1).status)
+                return int(stub.Check(health_pb2.HealthCheckRequest(), timeout=SECONDS).status)
             except grpc.RpcError:
                 return None
 
@@ -108,7 +109,7 @@ def process(people: People, tmp_path: Path) -> Iterator[ServerProcess]:
 
 def next_round(silos: list[MiniSilo], run: str) -> pb.RoundManifest:
     """Everyone joins, and the round they are all in is open."""
-    limit = time.monotonic() + 20
+    limit = time.monotonic() + SECONDS
     while time.monotonic() < limit:
         answers = [silo.join(run) for silo in silos]
         if len(answers[-1].round.manifest.roster) == len(silos):
@@ -189,13 +190,13 @@ def test_told_to_stop_it_says_so_skips_the_round_and_ends_with_zero(process: Ser
     manifest = next_round(silos, "short")
     go_as_far_as("submit", silos, manifest)
     assert process.process is not None
-    process.process.send_signal(signal.SIGTERM)
-    wait_until(lambda: process.health() != health_pb2.HealthCheckResponse.SERVING)
-    started = time.monotonic()
-    header, _ = silos[0].update(1)
+    with ThreadPoolExecutor() as threads:
+        asked = threads.submit(silos[0].update, 1)
+        process.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: process.health() != health_pb2.HealthCheckResponse.SERVING)
+        header, _ = asked.result(SECONDS)
     assert (header.outcome, header.reason) == (pb.OUTCOME_SKIPPED, "the server is shutting down")
-    assert process.process.wait(15) == 0
-    assert time.monotonic() - started < 10
+    assert process.process.wait(SECONDS) == 0
     store = open_store(f"sqlite:///{process.folder / 'data' / 'fedrep.sqlite3'}")
     assert store.summary("short").rounds_skipped == 1
     store.close()
@@ -206,13 +207,13 @@ def test_a_round_that_can_end_within_the_grace_period_is_applied(people: People,
         at = stage(live, "graceful", "reveal")
         stopping = threading.Thread(target=lambda: live.ask(live.running.coordinator.shut_down()))
         stopping.start()
-        time.sleep(0.1)
+        wait_until(lambda: live.driver("graceful")._stopping)
         for silo in at.silos[1:3]:
-            silo.stub.RevealShares(at.sent[f"reveal/{silo.name}"], timeout=10)
+            silo.stub.RevealShares(at.sent[f"reveal/{silo.name}"], timeout=SECONDS)
         header, _ = at.first.update(1)
         assert header.outcome == pb.OUTCOME_APPLIED
         assert not header.HasField("next_round")
-        stopping.join(5)
+        stopping.join(SECONDS)
         assert not stopping.is_alive()
 
 

@@ -26,7 +26,7 @@ from fedrep_runtime.tls import channel_options, client_channel_credentials
 from fedrep_server.config import ServerSettings
 from fedrep_server.operations.app import RunningServer, start
 from fedrep_server.rounds.run_driver import RunDriver
-from tests.harness.mini_client import MiniSilo
+from tests.harness.mini_client import SECONDS, MiniSilo
 
 T = TypeVar("T")
 FEDERATION = "contract"
@@ -74,7 +74,7 @@ class LiveServer:
             "metrics_port": None,
             "data": data,
             "credentials": people.folder / "server",
-            "gather_seconds": 1.0,
+            "gather_seconds": 60.0,  # a limit: a round starts when everyone is there
             "wait_seconds": 5.0,
             "grace_seconds": 1.0,
         }
@@ -99,7 +99,7 @@ class LiveServer:
         self.loop.run_until_complete(self.loop.shutdown_default_executor())
         self.loop.close()
 
-    def ask(self, work: Awaitable[T], seconds: float = 30.0) -> T:
+    def ask(self, work: Awaitable[T], seconds: float = 120.0) -> T:
         async def wait() -> T:
             return await work
 
@@ -126,6 +126,25 @@ class LiveServer:
 
     def driver(self, run: str) -> RunDriver:
         return next(driver for driver in self.running.coordinator.drivers if driver.manifest.name == run)
+
+    def pass_deadline(self, run: str) -> None:
+        """The deadline of the phase that the open round is in passes now."""
+        driver = self.driver(run)
+        current = driver.open
+        assert current is not None
+        self.ask(driver._time_out(current, current.machine.phase, 0.0))
+
+    def waiting(self, run: str) -> int:
+        """How many calls wait for the run to move on."""
+        return len(self.driver(run)._bell._ring._waiters)
+
+    def tasks(self) -> int:
+        """How much goes on in the server's event loop."""
+
+        async def count() -> int:
+            return len(asyncio.all_tasks())
+
+        return self.ask(count())
 
     def silo(self, name: str) -> MiniSilo:
         return MiniSilo(name, self.people.credentials[name].key_pem, self.channel(name))
@@ -247,7 +266,7 @@ def stage(server: LiveServer, run: str, phase: str, **options: Any) -> Stage:
         made.sent[f"confirmation/{silo.name}"] = silo.confirmation()
         made.sent[f"reveal/{silo.name}"] = silo.reveal()
     confirming = silos[:3] if reached > 2 else silos[:1]
-    calls = [silo.stub.ConfirmSurvivors.future(made.sent[f"confirmation/{silo.name}"], timeout=20) for silo in confirming]
+    calls = [silo.stub.ConfirmSurvivors.future(made.sent[f"confirmation/{silo.name}"], timeout=SECONDS) for silo in confirming]
     if reached == 2:
         wait_until(lambda: len(server.driver(run).open.machine.confirmations()) == 1)  # type: ignore[union-attr]
         calls[0].cancel()
@@ -255,7 +274,7 @@ def stage(server: LiveServer, run: str, phase: str, **options: Any) -> Stage:
     for call in calls:
         call.result()
     for silo in silos[:1] if reached == 3 else silos[:3]:
-        silo.stub.RevealShares(made.sent[f"reveal/{silo.name}"], timeout=20)
+        silo.stub.RevealShares(made.sent[f"reveal/{silo.name}"], timeout=SECONDS)
     if reached == 4:
         wait_until(lambda: server.driver(run).last_round == manifest.round)
         client = server.observer()
@@ -276,7 +295,8 @@ def wait_for_round(server: LiveServer, run: str, after: int = 0) -> pb.RoundMani
     return codec.round_manifest_to_wire(driver.open.signed.manifest)
 
 
-def wait_until(condition: Any, seconds: float = 10.0) -> None:
+def wait_until(condition: Any, seconds: float = 120.0) -> None:
+    """The limit only turns a hang into a failure."""
     limit = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < limit, "what was waited for did not happen"
