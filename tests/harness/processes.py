@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from fedrep_silo.training import in_thread
 
 T = TypeVar("T")
-SCENARIO_SECONDS = 120.0
+SCENARIO_SECONDS = 240.0
 REPOSITORY = Path(__file__).parents[2]
 _processes: list[subprocess.Popen[bytes]] = []
 
@@ -32,11 +32,11 @@ class RunningProcess:
         self.process.kill()
         self.process.wait()
 
-    def terminate(self, seconds: float = 20.0) -> int:
+    def terminate(self, seconds: float = 120.0) -> int:
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(seconds)
 
-    async def wait(self, seconds: float = 60.0) -> int:
+    async def wait(self, seconds: float = 120.0) -> int:
         """The exit code; negative is the number of the signal that ended it."""
         return await in_thread(lambda: self.process.wait(seconds))
 
@@ -46,7 +46,7 @@ class ServerProcess(RunningProcess):
     port: int
     log: Path
 
-    async def wait_until_serving(self, seconds: float = 30.0) -> None:
+    async def wait_until_serving(self, seconds: float = 120.0) -> None:
         limit = time.monotonic() + seconds
         while time.monotonic() < limit:
             assert self.process.poll() is None, self.log.read_text()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
 import structlog
 
+from fedrep.protocol.messages import Confirmation, Reveal, Signatures
 from fedrep_silo.audit import Audit
 from fedrep_silo.daemon import SiloDaemon
 from tests.harness.federation import Federation
@@ -28,7 +30,7 @@ def serve(federation: Federation, scenario: Scenario, run: str) -> None:
         async with federation.serving():
             await scenario(federation, run)
 
-    run_scenario(served(), 60)
+    run_scenario(served(), 120)
 
 
 async def finish(*daemons: SiloDaemon) -> list[BaseException | None]:
@@ -37,6 +39,44 @@ async def finish(*daemons: SiloDaemon) -> list[BaseException | None]:
     for daemon in daemons:
         await daemon.connection.close()
     return ended
+
+
+async def finish_in_step(*daemons: SiloDaemon) -> list[BaseException | None]:
+    """Like `finish`, but nobody reveals in a round before all have confirmed it. A round closes as soon as enough holders have
+    revealed; on a busy machine that may be before the one a test looks at has said a word, and then it counts as gone."""
+    confirmed: defaultdict[int, set[SiloDaemon]] = defaultdict(set)
+    playing, news = set(daemons), asyncio.Condition()
+
+    def keep_in_step(daemon: SiloDaemon) -> None:
+        confirm, send = daemon.connection.confirm, daemon.connection.reveal
+
+        async def confirm_and_tell(confirmation: Confirmation) -> Signatures:
+            try:
+                return await confirm(confirmation)
+            finally:
+                async with news:
+                    confirmed[confirmation.round].add(daemon)
+                    news.notify_all()
+
+        async def reveal_after_all(reveal: Reveal) -> None:
+            async with news:
+                await news.wait_for(lambda: playing <= confirmed[reveal.round])
+            await send(reveal)
+
+        daemon.connection.confirm = confirm_and_tell  # type: ignore[method-assign]
+        daemon.connection.reveal = reveal_after_all  # type: ignore[method-assign]
+
+    async def play(daemon: SiloDaemon) -> None:
+        keep_in_step(daemon)
+        try:
+            await daemon.run()
+        finally:
+            await daemon.connection.close()
+            async with news:
+                playing.discard(daemon)
+                news.notify_all()
+
+    return await asyncio.gather(*map(play, daemons), return_exceptions=True)
 
 
 def confirmed_rounds(daemon: SiloDaemon) -> set[int]:

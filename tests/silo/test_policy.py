@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from fedrep.errors import RefusedError, SettingsError
-from fedrep_runtime.run_config import DeadlineConfig
 from fedrep_silo.config import DrillSettings, PolicySettings
 from tests.harness.federation import Federation, StubTrainer
-from tests.harness.scenarios import confirmed_rounds, finish, serve
+from tests.harness.scenarios import confirmed_rounds, finish, finish_in_step, serve
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +64,8 @@ def test_a_round_outside_the_policy_is_refused_with_the_reason(
         policy = {"roster_file": pins}
 
     async def scenario(federation: Federation, run: str) -> None:
-        await federation.create_run(run, rounds=1, quorum=3, deadlines=DeadlineConfig(propose=1.5, submit=9, confirm=9, reveal=9))
+        await federation.create_run(run, rounds=1, quorum=3)
+        federation.not_waiting_for(0, run)
         careful = federation.daemon(0, run, policy=PolicySettings(**policy))
         assert await finish(careful, *(federation.daemon(n, run) for n in (1, 2, 3))) == [None] * 4
         (event,) = await federation.events(run, "problem")
@@ -79,10 +79,11 @@ def test_a_round_outside_the_policy_is_refused_with_the_reason(
 
 def test_outside_its_hours_a_silo_trains_nothing_but_holds_shares(federation: Federation) -> None:
     async def scenario(federation: Federation, run: str) -> None:
-        await federation.create_run(run, rounds=1, quorum=3, deadlines=DeadlineConfig(propose=1.5, submit=9, confirm=9, reveal=9))
+        await federation.create_run(run, rounds=1, quorum=3)
+        federation.not_waiting_for(0, run)
         trainer = StubTrainer(0)
         asleep = federation.daemon(0, run, trainer, policy=PolicySettings(hours=(0, 0)))
-        assert await finish(asleep, *(federation.daemon(n, run) for n in (1, 2, 3))) == [None] * 4
+        assert await finish_in_step(asleep, *(federation.daemon(n, run) for n in (1, 2, 3))) == [None] * 4
         assert trainer.trained_rounds == []
         assert confirmed_rounds(asleep) == {1}
 
@@ -91,9 +92,10 @@ def test_outside_its_hours_a_silo_trains_nothing_but_holds_shares(federation: Fe
 
 def test_a_spent_epsilon_budget_stops_the_silo_and_it_says_so(federation: Federation) -> None:
     async def scenario(federation: Federation, run: str) -> None:
-        await federation.create_run(run, quorum=3, deadlines=DeadlineConfig(propose=1.5, submit=9, confirm=9, reveal=9))
+        await federation.create_run(run, quorum=3)
+        federation.not_waiting_for(0, run, in_rounds=[2, 3])
         frugal = federation.daemon(0, run, policy=PolicySettings(epsilon_budget=8.0))  # one proposal costs about 5.2
-        ended = await finish(frugal, *(federation.daemon(n, run) for n in (1, 2, 3)))
+        ended = await finish_in_step(frugal, *(federation.daemon(n, run) for n in (1, 2, 3)))
         assert isinstance(ended[0], RefusedError)
         assert "budget of 8" in str(ended[0])
         assert ended[1:] == [None] * 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from fedrep_runtime.run_config import DeadlineConfig
 from fedrep_silo.connection import ServerAwayError
 from tests.harness.federation import Federation, StubTrainer
 from tests.harness.processes import run_scenario
-from tests.harness.scenarios import confirmed_rounds, finish, serve
+from tests.harness.scenarios import confirmed_rounds, finish, finish_in_step, serve
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +34,10 @@ def test_a_failed_training_is_reported_and_the_next_round_is_tried(federation: F
             raise RuntimeError("CUDA out of memory")
 
     async def scenario(federation: Federation, run: str) -> None:
-        await federation.create_run(run, quorum=3, deadlines=DeadlineConfig(propose=1.5, submit=9, confirm=9, reveal=9))
+        await federation.create_run(run, quorum=3)
+        federation.not_waiting_for(0, run, in_rounds=[1])
         broken = federation.daemon(0, run, StubTrainer(0, before_training=fail_once))
-        assert await finish(broken, *(federation.daemon(n, run) for n in (1, 2, 3))) == [None] * 4
+        assert await finish_in_step(broken, *(federation.daemon(n, run) for n in (1, 2, 3))) == [None] * 4
         rounds = await federation.rounds(run)
         assert [row.silos[0].status for row in rounds] == ["late", "on_time", "on_time"]
         assert all(row.outcome == federation_pb2.OUTCOME_APPLIED for row in rounds)
@@ -52,10 +54,11 @@ def test_a_silo_whose_training_keeps_failing_stops_and_leaves(federation: Federa
         raise ValueError("patient 4711 has no label")
 
     async def scenario(federation: Federation, run: str) -> None:
-        await federation.create_run(run, quorum=3, deadlines=DeadlineConfig(propose=1.5, submit=9, confirm=9, reveal=9))
+        await federation.create_run(run, quorum=3)
+        federation.not_waiting_for(0, run)
         trainer = StubTrainer(0, before_training=fail)
         broken = federation.daemon(0, run, trainer, training_failures=2, report="counts")
-        ended = await finish(broken, *(federation.daemon(n, run) for n in (1, 2, 3)))
+        ended = await finish_in_step(broken, *(federation.daemon(n, run) for n in (1, 2, 3)))
         assert ended[1:] == [None] * 3
         assert isinstance(ended[0], FedrepError)
         assert "2 times in a row" in str(ended[0])
@@ -70,9 +73,18 @@ def test_a_silo_whose_training_keeps_failing_stops_and_leaves(federation: Federa
 
 def test_a_slow_trainer_is_a_bystander_and_not_punished(federation: Federation) -> None:
     async def scenario(federation: Federation, run: str) -> None:
-        await federation.create_run(run, quorum=3, deadlines=DeadlineConfig(propose=1.5, submit=9, confirm=9, reveal=9))
-        slow = federation.daemon(0, run, StubTrainer(0, seconds=3.5))
-        assert await finish(slow, *(federation.daemon(n, run) for n in (1, 2, 3))) == [None] * 4
+        # A silo that still trains after half this time asks whether it is too late.
+        await federation.create_run(run, quorum=3, deadlines=DeadlineConfig(propose=1, submit=60, confirm=60, reveal=60))
+        federation.not_waiting_for(0, run)
+        assert federation.running is not None
+        driver = federation.running.coordinator.run_named(run)
+
+        def until_the_round_is_over(round_number: int) -> None:
+            while driver.last_round < round_number:
+                time.sleep(0.02)
+
+        slow = federation.daemon(0, run, StubTrainer(0, before_training=until_the_round_is_over))
+        assert await finish_in_step(slow, *(federation.daemon(n, run) for n in (1, 2, 3))) == [None] * 4
         rounds = await federation.rounds(run)
         assert [row.reason for row in rounds] == [""] * 3
         assert [row.silos[0].status for row in rounds] == ["late"] * 3
