@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
-import time
+from collections import Counter
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
+import grpc
 import pytest
 
 from fedrep.errors import RefusedError, SettingsError
+from fedrep_silo.audit import Audit
 from fedrep_silo.config import DrillSettings, PolicySettings
 from tests.harness.federation import Federation, StubTrainer
 from tests.harness.scenarios import confirmed_rounds, finish, finish_in_step, serve
@@ -158,18 +162,60 @@ def test_only_the_figures_that_the_operator_allows_leave_the_silo(federation: Fe
     serve(federation, scenario, f"report-{report}")
 
 
-def test_the_audit_holds_an_entry_before_the_bytes_leave(federation: Federation) -> None:
+class OnTheWayOut:
+    """Sees every message of the silos' daemons when gRPC is about to send it, and looks for its entry in their audits."""
+
+    def __init__(self, audits: list[Audit]) -> None:
+        self._audits = audits
+        self.left: Counter[str] = Counter()
+        self.unrecorded: list[str] = []
+
+    def look(self, method: bytes | str, message: object = None) -> None:
+        kind = (method.decode() if isinstance(method, bytes) else method).rpartition("/")[2]
+        if kind.startswith("Get") or getattr(message, "session_key", None) == b"":
+            return  # a question
+        self.left[kind] += 1
+        if sum(entry["what"] == kind for entry in self.entries()) < self.left[kind]:
+            self.unrecorded.append(kind)
+
+    def entries(self) -> list[dict[str, Any]]:
+        return [entry for audit in self._audits for entry in audit.entries()]
+
+    def interceptors(self) -> list[Any]:
+        look = self.look
+
+        class Messages(grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
+            async def intercept_unary_unary(self, go_on: Any, details: Any, request: Any) -> Any:
+                look(details.method, request)
+                return await go_on(details, request)
+
+        class Uploads(grpc.aio.StreamUnaryClientInterceptor):  # type: ignore[type-arg]
+            async def intercept_stream_unary(self, go_on: Any, details: Any, requests: Any) -> Any:
+                look(details.method)
+                return await go_on(details, requests)
+
+        return [Messages(), Uploads()]
+
+
+def test_the_audit_holds_an_entry_before_the_bytes_leave(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = OnTheWayOut([Audit(federation.settings(n, "audit").state / "audit.jsonl") for n in range(4)])
+    connect = grpc.aio.secure_channel
+    monkeypatch.setattr(grpc.aio, "secure_channel", partial(connect, interceptors=watched.interceptors()))
+    monkeypatch.setattr("fedrep_silo.audit.time", SimpleNamespace(time=lambda: 1_900_000_000.1234))
+
     async def scenario(federation: Federation, run: str) -> None:
         await federation.create_run(run, rounds=1)
         daemons = [federation.daemon(n, run) for n in range(4)]
         assert await finish(*daemons) == [None] * 4
         await daemons[0].leave()
-        path = federation.settings(0, run).state / "audit.jsonl"
-        entries = [json.loads(line) for line in path.read_text().splitlines()]
-        by_kind = {entry["what"]: entry for entry in entries}
-        assert by_kind["ProposeCoordinates"]["epsilon_total"] == pytest.approx(5.21, abs=0.01)
-        assert len(by_kind["SubmitMaskedShare"]["mates"]) == 1
-        assert {"Join", "ConfirmSurvivors", "RevealShares", "ReportMetrics", "Leave"} <= set(by_kind)
-        assert all(entry["bytes"] > 0 and entry["at"] <= time.time() for entry in entries)
 
     serve(federation, scenario, "audit")
+    assert watched.unrecorded == []
+    kinds = {"Join", "ProposeCoordinates", "SubmitMaskedShare", "ConfirmSurvivors", "RevealShares", "ReportMetrics", "Leave"}
+    assert set(watched.left) == kinds
+    entries = watched.entries()
+    assert Counter(entry["what"] for entry in entries) == watched.left
+    proposals = [entry for entry in entries if entry["what"] == "ProposeCoordinates"]
+    assert [entry["epsilon_total"] for entry in proposals] == [pytest.approx(5.21, abs=0.01)] * 4
+    assert [len(entry["mates"]) for entry in entries if entry["what"] == "SubmitMaskedShare"] == [1] * 4
+    assert all(entry["bytes"] > 0 and entry["at"] == 1_900_000_000.123 for entry in entries)
