@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import tomllib
 from io import StringIO
 from pathlib import Path
@@ -43,7 +44,7 @@ async def fedrep(*arguments: str) -> tuple[int, Any]:
 
     def call() -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "fedrep_cli.main", *arguments, "--json"]
-        return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=False)
 
     done = await in_thread(call)
     assert done.stdout, done.stderr
@@ -157,7 +158,7 @@ def test_sigterm_leaves_politely_even_from_a_long_training(tmp_path: Path) -> No
                 assert silo.process.poll() is None, silo.log.read_text()
                 await asyncio.sleep(0.1)
             silo.process.send_signal(signal.SIGTERM)
-            assert await silo.wait(30) == 0
+            assert await silo.wait() == 0
             assert (await federation.status()).silos[0].state == "left"
             for task in others:
                 task.cancel()
@@ -178,7 +179,7 @@ def test_an_https_proxy_in_the_environment_is_honoured(tmp_path: Path) -> None:
             arguments = ["-m", "fedrep_cli.main", "client", "--config", str(config)]
             silo = start_process(arguments, log, {"HTTPS_PROXY": f"http://127.0.0.1:{port}", "NO_PROXY": ""})
             others = [asyncio.create_task(federation.daemon(number).run()) for number in (1, 2)]
-            assert await in_thread(lambda: silo.wait(60)) == 0, log.read_text()
+            assert await in_thread(lambda: silo.wait(120)) == 0, log.read_text()
             await asyncio.gather(*others)
             assert (await federation.summary()).rounds_applied == 1
         assert asked
@@ -193,15 +194,22 @@ def test_a_renewed_certificate_is_used_without_a_restart_or_a_lost_round(tmp_pat
     async def scenario() -> None:
         async with federation.serving():
             await federation.create_run(rounds=3)
-            daemons = [federation.daemon(number, trainer=StubTrainer(number, seconds=0.2)) for number in range(3)]
+            renewed = threading.Event()
+
+            def until_it_is_renewed(round_number: int) -> None:
+                assert renewed.wait(120)
+
+            trainers = [StubTrainer(number, before_training=until_it_is_renewed) for number in range(3)]
+            daemons = [federation.daemon(number, trainer=trainers[number]) for number in range(3)]
             running = asyncio.ensure_future(federation.run_silos(daemons))
-            before = await federation.until(lambda status: status.open_round >= 1)
+            before = await federation.until(lambda status: status.open_round == 1)
             old = federation.credentials("silo-0")
             identity = old.identity
             assert identity.role is Role.SILO
             chain = federation.authority.sign(certificate_request(old.private_key), identity, 90)
             write_atomically(federation.identity_folder("silo-0") / "cert.pem", chain, 0o644)
             await daemons[0].connection.renew()
+            renewed.set()
             await running
             after = await federation.status()
             assert after.summary.rounds_applied == 3
@@ -227,13 +235,15 @@ def test_the_daemon_renews_its_certificate_by_itself_and_joins_with_it(tmp_path:
         async with federation.serving():
             await federation.create_run(rounds=2)
             federation.write_client_toml(0)
-            trainer = TrainerSettings(user_code="stub_code:build", user_code_dir=tmp_path, options={"seconds": 0.3})
+            trainer = TrainerSettings(user_code="stub_code:build", user_code_dir=tmp_path)
             silo = asyncio.create_task(take_part(federation.settings(0, trainer=trainer)))
+            while (folder / "cert.pem").read_bytes() == before:
+                assert not silo.done()
+                await asyncio.sleep(0.05)
             others = [asyncio.create_task(federation.daemon(number).run()) for number in (1, 2)]
             await asyncio.gather(silo, *others)
             assert (await federation.summary()).rounds_applied == 2
         await authority.stop(0)
-        assert (folder / "cert.pem").read_bytes() != before
 
     run_scenario(scenario())
 
@@ -256,16 +266,28 @@ def test_a_revoked_silo_stops_with_the_reason(tmp_path: Path) -> None:
 
 
 def test_the_terminal_shows_each_finished_round_once() -> None:
-    daemon = SimpleNamespace(reports=SimpleNamespace(rounds_over=0, status={"phase": "training", "round": 1}))
-    screen = StringIO()
+    reports = SimpleNamespace(rounds_over=0, status={"phase": "training", "round": 1})
+    screen, looks = StringIO(), list[None]()
+
+    class Daemon:
+        @property
+        def reports(self) -> SimpleNamespace:
+            looks.append(None)
+            return reports
 
     async def scenario() -> None:
+        daemon = Daemon()
         view = asyncio.create_task(show_rounds(daemon, Console(file=screen, force_terminal=True, width=120)))  # type: ignore[arg-type]
-        await asyncio.sleep(0.1)
+        while "round 1: training" not in screen.getvalue():
+            await asyncio.sleep(0.02)
         daemon.reports.status |= {"problem": "no [/key] 5", "last_round": 1, "outcome": "applied"}
         daemon.reports.status |= {"bytes_sent": 10, "epsilon_total": 2.0}
         daemon.reports.rounds_over = 1
-        await asyncio.sleep(0.6)
+        while "problem: no" not in screen.getvalue():
+            await asyncio.sleep(0.02)
+        looked = len(looks)
+        while len(looks) < looked + 5:  # two or more each time
+            await asyncio.sleep(0.02)
         view.cancel()
         await asyncio.gather(view, return_exceptions=True)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
 
 from fedrep.errors import NotFoundError
-from tests.harness.federation import Federation
+from tests.harness.federation import Federation, StubTrainer
 from tests.harness.scenarios import finish, serve
 
 
@@ -49,7 +50,15 @@ def test_evaluator_and_silos_evaluate_as_often_as_the_run_says_unless_told_other
         evaluator = federation.evaluator(run, evaluate_every=own)
         watching = asyncio.ensure_future(evaluator.run())
         await federation.until(lambda status: status.summary.HasField("accuracy"), run)
-        assert await finish(*(federation.daemon(n, run, evaluate_every=own) for n in range(4))) == [None] * 4
+
+        def until_it_is_watched(round_number: int) -> None:
+            """An evaluator that finds no round open looks again after a second: several rounds may have gone by."""
+            while (evaluator.status["phase"], evaluator.status["round"]) != ("waiting for the update", round_number):
+                time.sleep(0.02)
+
+        watched = StubTrainer(0, before_training=until_it_is_watched)
+        silos = [federation.daemon(n, run, watched if n == 0 else None, evaluate_every=own) for n in range(4)]
+        assert await finish(*silos) == [None] * 4
         await watching
         await evaluator.leave()
         assert [event.round for event in await federation.events(run, "metrics")] == evaluated
@@ -64,10 +73,16 @@ def test_an_evaluator_started_before_its_run_says_once_that_it_waits_and_follows
 ) -> None:
     async def scenario(federation: Federation, run: str) -> None:
         evaluator = federation.evaluator(run)
+        ask, asked = evaluator.connection.join, []
+
+        async def counted(*arguments: Any) -> Any:
+            asked.append(arguments)
+            return await ask(*arguments)
+
+        evaluator.connection.join = counted  # type: ignore[method-assign, assignment]
         watching = asyncio.ensure_future(evaluator.run())
-        while evaluator.status["phase"] != "waiting for the run":
+        while len(asked) < 3:
             await asyncio.sleep(0.05)
-        await asyncio.sleep(1.2)  # long enough to ask again
         await federation.create_run(run, rounds=1)
         assert await finish(*(federation.daemon(n, run) for n in range(4))) == [None] * 4
         await watching

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -134,15 +136,16 @@ def test_a_server_away_is_tried_again_with_growing_pauses_and_mentioned_once(
         await sleep(0)
 
     monkeypatch.setattr("fedrep_silo.connection.asyncio.sleep", quick)
+    monkeypatch.setattr("fedrep_silo.connection.time", SimpleNamespace(monotonic=lambda: sum(pauses)))
     nobody = f"localhost:{free_port()}"
 
     async def scenario() -> None:
-        daemon = federation.daemon(0, "away", server=nobody, give_up_after=2.0)
+        daemon = federation.daemon(0, "away", server=nobody, give_up_after=50.0)
         with pytest.raises(ServerAwayError, match="out of reach"):
             await daemon.run()
         await daemon.connection.close()
 
-    run_scenario(scenario(), 60)
+    run_scenario(scenario())
     waits = [pause for pause in pauses if pause >= 0.25][:6]
     assert all(later > 0.99 * earlier for earlier, later in pairwise(waits)), "they grow"
     assert max(waits) > 2
@@ -181,10 +184,11 @@ def test_a_server_of_another_federation_is_called_that(federation: Federation, t
     serve(federation, scenario, "not-ours")
 
 
-def test_a_silo_started_before_its_run_waits_for_it(federation: Federation) -> None:
+def test_a_silo_started_before_its_run_waits_for_it(federation: Federation, lines: list[Any]) -> None:
     async def scenario(federation: Federation, run: str) -> None:
         early = asyncio.ensure_future(finish(*(federation.daemon(n, run) for n in range(4))))
-        await asyncio.sleep(0.3)
+        while sum(line["event"] == "waiting_for_run" for line in lines) < 4:
+            await asyncio.sleep(0.05)
         await federation.create_run(run, rounds=1)
         assert await early == [None] * 4
 
@@ -198,11 +202,17 @@ def test_silos_go_on_by_themselves_after_the_server_was_killed_in_mid_round(tmp_
         server = federation.start_server_process()
         await server.wait_until_serving()
         await federation.create_run(rounds=5)
-        slow = [StubTrainer(number, seconds=0.3) for number in range(3)]
-        daemons = [federation.daemon(number, trainer=slow[number]) for number in range(3)]
+        killed = threading.Event()
+
+        def until_it_is_killed(round_number: int) -> None:
+            assert round_number < 2 or killed.wait(120)
+
+        trainers = [StubTrainer(number, before_training=until_it_is_killed) for number in range(3)]
+        daemons = [federation.daemon(number, trainer=trainers[number]) for number in range(3)]
         silos = asyncio.ensure_future(finish(*daemons))
-        await federation.until(lambda status: status.open_round >= 2)
+        await federation.until(lambda status: status.open_round == 2)
         server.kill()
+        killed.set()
         server = federation.start_server_process()
         await server.wait_until_serving()
         assert await silos == [None] * 3
