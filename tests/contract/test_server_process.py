@@ -207,7 +207,7 @@ def test_a_round_that_can_end_within_the_grace_period_is_applied(people: People,
         at = stage(live, "graceful", "reveal")
         stopping = threading.Thread(target=lambda: live.ask(live.running.coordinator.shut_down()))
         stopping.start()
-        wait_until(lambda: live.driver("graceful")._stopping)
+        wait_until(lambda: live.driver("graceful")._interpreter._stopping)
         for silo in at.silos[1:3]:
             silo.stub.RevealShares(at.sent[f"reveal/{silo.name}"], timeout=SECONDS)
         header, _ = at.first.update(1)

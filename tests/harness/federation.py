@@ -20,7 +20,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from fedrep.protocol.messages import Phase
 from fedrep.protocol.model_state import model_hash
+from fedrep.protocol.run_effects import SetTimer
 from fedrep.wire.v1 import observer_pb2 as pb
 from fedrep_cli.processes import free_port
 from fedrep_cli.settings_file import toml_document
@@ -39,7 +40,6 @@ from fedrep_runtime.observer_client import ObserverClient
 from fedrep_runtime.run_config import AggregatorConfig, DeadlineConfig, RunConfig, sign_run
 from fedrep_server.config import ServerSettings
 from fedrep_server.operations.app import RunningServer, start
-from fedrep_server.rounds.open_round import OpenRound
 from fedrep_silo.config import ClientSettings
 from fedrep_silo.daemon import SiloDaemon
 from fedrep_silo.evaluator import Evaluator
@@ -189,18 +189,20 @@ class Federation:
         the others as soon as everybody has. The server's clock would say so too early on a busy machine."""
         assert self.running is not None
         driver = self.running.coordinator.run_named(run)
-        by_the_clock, rounds = driver._time_out, None if in_rounds is None else set(in_rounds)
+        interpreter, rounds = driver._interpreter, None if in_rounds is None else set(in_rounds)
+        by_the_clock = interpreter._time_out
 
-        async def when_all_have_proposed(current: OpenRound, phase: Phase, seconds: float) -> None:
-            if phase is Phase.PROPOSE:
+        async def when_all_have_proposed(timer: SetTimer) -> None:
+            current = driver.open
+            if timer.phase is Phase.PROPOSE and current is not None:
                 missed = {self.names[silo]} if rounds is None or current.number in rounds else set()
                 wanted = set(current.signed.manifest.names) - missed
-                while current.machine.phase is phase and not wanted <= current.machine.proposed:
+                while current.machine.phase is timer.phase and not wanted <= current.machine.proposed:
                     await asyncio.sleep(0.02)
-                seconds = 0.0
-            await by_the_clock(current, phase, seconds)
+                timer = replace(timer, seconds=0.0)
+            await by_the_clock(timer)
 
-        driver._time_out = when_all_have_proposed  # type: ignore[method-assign]
+        interpreter._time_out = when_all_have_proposed  # type: ignore[method-assign]
 
     def settings(self, silo: int | str, run: str = "run", **options: Any) -> ClientSettings:
         name = silo if isinstance(silo, str) else self.names[silo]

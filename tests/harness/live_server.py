@@ -14,6 +14,7 @@ import grpc
 import numpy as np
 
 from fedrep.protocol.model_state import model_hash
+from fedrep.protocol.run_events import TimedOut
 from fedrep.wire import codec
 from fedrep.wire.v1 import federation_pb2 as pb
 from fedrep.wire.v1 import observer_pb2
@@ -132,11 +133,11 @@ class LiveServer:
         driver = self.driver(run)
         current = driver.open
         assert current is not None
-        self.ask(driver._time_out(current, current.machine.phase, 0.0))
+        self.ask(driver._interpreter.tell(TimedOut(current.number, current.machine.phase)))
 
     def waiting(self, run: str) -> int:
         """How many calls wait for the run to move on."""
-        return len(self.driver(run)._bell._ring._waiters)
+        return len(self.driver(run)._interpreter.bell._ring._waiters)
 
     def tasks(self) -> int:
         """How much goes on in the server's event loop."""

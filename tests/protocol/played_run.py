@@ -236,14 +236,15 @@ class PlayedRun(Federation):
         self.round_number = self.manifest.round
         self.server = cast(ServerRound, Routed(self.interpreter, opened.machine))
         for name in self.manifest.names:
-            self.enter(self.silos[name])
+            self.announce(self.silos[name])
         return self.manifest
 
     def finish(self) -> Update:
         answers = [told.update for told in self.interpreter.heard if isinstance(told, Answered)]
         self.model = self.interpreter.machine.progress.model
+        self.told[answers[-1].round] = answers[-1]
         for silo in self.silos.values():
-            silo.memory, _ = silo.memory.settle(answers[-1])
+            self.tell(silo, answers[-1])
         return answers[-1]
 
     def play_all(self, silent_from: dict[SiloName, Phase] | None = None) -> Update:
