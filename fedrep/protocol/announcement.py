@@ -1,4 +1,4 @@
-"""The next round, before anybody hears of it: its number, who takes part, in which order they are shuffled, what is announced."""
+"""The next round, before anybody hears of it: its number, who takes part, and what is announced."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedrep import buffers
 from fedrep.protocol.attendance import Attendance
 from fedrep.protocol.clip_range import ClipRange
 from fedrep.protocol.manifests import RosterEntry, RoundManifest, RunManifest, SiloName
@@ -17,13 +16,9 @@ from fedrep.secagg.transcript import digest
 
 @dataclass(frozen=True, slots=True)
 class Dice:
-    """All randomness of a run on the server, from one secret seed: buffers cannot be foreseen, and a restart draws the same."""
+    """The server's own randomness in a run, for rules that draw, from one secret seed: a restart draws the same."""
 
     seed: bytes = field(repr=False)
-
-    def order(self, rules: RunManifest, number: int) -> tuple[SiloName, ...]:
-        """The same shuffle for `reshuffle_every` rounds."""
-        return buffers.shuffle(rules.silos, self.generator("buffers", number // rules.reshuffle_every))
 
     def generator(self, purpose: str, number: int) -> np.random.Generator:
         seed = digest("fedrep/server-random", self.seed, purpose, number)

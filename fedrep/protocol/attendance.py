@@ -1,6 +1,7 @@
 """Who takes part in the next round: the allowed silos that have joined, are not sitting out, and answered last time.
 
-A silo that proposed and then let its buffer down sits out 1, 2, 4, ... rounds; one full round clears its record.
+A silo that for the third time in a row did not propose, submit or reveal in time sits out 1, 2, 4, ... rounds, and one that
+dealt bad shares or a wrong secret does so at once; one full round clears its record. Whoever abstains is not penalised.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from fedrep.protocol.manifests import RosterEntry, SiloName
 
 LONGEST_PENALTY = 64
+MISSES_IN_A_ROW = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,7 @@ class Standing:
     present: bool = True
     strikes: int = 0
     back_in_round: int = 0
+    misses: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,7 @@ class Attendance:
     def readmit(self, name: SiloName) -> Attendance:
         """An admin's word clears the penalty too."""
         before = self.standings.get(name)
-        cleared = {} if before is None else {name: replace(before, strikes=0, back_in_round=0)}
+        cleared = {} if before is None else {name: replace(before, strikes=0, back_in_round=0, misses=0)}
         return replace(self, standings={**self.standings, **cleared}, excluded=self.excluded - {name})
 
     def roster(self, round_number: int) -> tuple[RosterEntry, ...]:
@@ -69,22 +72,26 @@ class Attendance:
                 key, signature = report.next_session_keys[name]
                 entry = replace(standing.entry, session_key=key, session_signature=signature)
                 standing = replace(standing, entry=entry)
-            if name in report.failed:
+            misses = standing.misses + 1 if name in report.missed else 0
+            if name in report.failed or misses >= MISSES_IN_A_ROW:
                 strikes = standing.strikes + 1
                 pause = min(2 ** (strikes - 1), LONGEST_PENALTY)
-                standing = replace(standing, strikes=strikes, back_in_round=round_number + 1 + pause)
+                standing = replace(standing, strikes=strikes, back_in_round=round_number + 1 + pause, misses=0)
             elif name in report.complete:
-                standing = replace(standing, strikes=0, back_in_round=0)
+                standing = replace(standing, strikes=0, back_in_round=0, misses=0)
+            else:
+                standing = replace(standing, misses=misses if name in report.missed else standing.misses)
             updated[name] = replace(standing, present=standing.present and (rejoined or name in report.answered))
         return replace(self, standings=updated)
 
 
 @dataclass(frozen=True, slots=True)
 class RoundReport:
-    """What a finished round says about its silos."""
+    """What a finished round says about its silos: `failed` dealt wrongly, `missed` were waited for in vain."""
 
     roster: tuple[SiloName, ...]
     answered: frozenset[SiloName]
     complete: frozenset[SiloName]
     failed: frozenset[SiloName]
+    missed: frozenset[SiloName]
     next_session_keys: Mapping[SiloName, tuple[bytes, bytes]]

@@ -1,15 +1,21 @@
-"""The clip range R between rounds: doubled when silos clip, halved when updates stay small for long."""
+"""The clip range R between rounds: a power of two times where it started, moved by two bits that each silo sends (N3).
+
+The bits are about all of g and come with the proposal, before I exists, so that no answer depends on a set the server chooses.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from statistics import median
 from typing import Protocol
 
-CLIP_RATE_LIMIT = 0.001
+import numpy as np
+from numpy.typing import NDArray
+
 QUIET_ROUNDS = 5
 QUIET_FRACTION = 1 / 8
+CLIPPED_SHARE = 100
 
 
 class RangeLimits(Protocol):
@@ -23,18 +29,45 @@ class RangeLimits(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class RangeBits:
+    """What one silo says about its g."""
+
+    clips: bool
+    quiet: bool
+
+
+def range_bits(g: NDArray[np.float32], clip_range: float, per_silo: int) -> RangeBits:
+    """ "clips": more than max(1, k/100) of all d values outside +-R; "quiet": all below R/8."""
+    size = np.abs(g)
+    outside = int(np.count_nonzero(size > clip_range))
+    return RangeBits(outside > max(1, per_silo / CLIPPED_SHARE), bool(size.max(initial=0.0) < clip_range * QUIET_FRACTION))
+
+
+def is_range(value: float, initial: float) -> bool:
+    """Whether a value is the initial range times a power of two."""
+    return value > 0 and initial > 0 and math.isfinite(value) and math.frexp(value)[0] == math.frexp(initial)[0]
+
+
+@dataclass(frozen=True, slots=True)
 class ClipRange:
-    """R as the next manifest states it. `quiet` counts rounds in a row whose largest update stayed far below R."""
+    """R as the next manifest states it. `quiet` counts rounds in a row in which all but f of the proposers were quiet."""
 
     value: float
     quiet: int = 0
 
-    def after_round(self, clip_rates: Sequence[float], largest_update: float, run: RangeLimits) -> ClipRange:
-        """`clip_rates` are the survivors' own reports: a median, so that a minority cannot steer R."""
-        rates = [rate for rate in clip_rates if 0.0 <= rate <= 1.0]  # a NaN would sort anywhere, and move the median
-        if rates and median(rates) > CLIP_RATE_LIMIT:
-            return ClipRange(min(2 * self.value, run.largest_range))
-        quiet = self.quiet + 1 if largest_update < self.value * QUIET_FRACTION else 0
-        if quiet >= QUIET_ROUNDS:
-            return ClipRange(max(self.value / 2, run.smallest_range))
-        return ClipRange(self.value, quiet)
+    def after_round(self, bits: Collection[RangeBits], byzantine: int, run: RangeLimits) -> ClipRange:
+        """`bits` of those who proposed; a missing bit is a no. More than f silos have to say it, so that f cannot steer R."""
+        if not bits:
+            return self
+        if _count(each.clips for each in bits) > byzantine:
+            return self._moved(2 * self.value, run)
+        quiet = self.quiet + 1 if _count(each.quiet for each in bits) >= max(len(bits) - byzantine, 1) else 0
+        return self._moved(self.value / 2, run) if quiet >= QUIET_ROUNDS else ClipRange(self.value, quiet)
+
+    def _moved(self, value: float, run: RangeLimits) -> ClipRange:
+        """Within the limits, and never to a limit that is no power of two away."""
+        return ClipRange(value if run.smallest_range <= value <= run.largest_range else self.value)
+
+
+def _count(said: Iterable[bool]) -> int:
+    return sum(said)

@@ -29,7 +29,11 @@ class Deadlines:
 
 @dataclass(frozen=True, slots=True)
 class RunManifest:
-    """The rules of a run, signed by an admin; silos compare all of it with their own policy before they join."""
+    """The rules of a run, signed by an admin; silos compare all of it with their own policy before they join.
+
+    `rounds` is the number of the last round. An amended manifest names the hash of the one before, `predecessor`, and is in
+    force from `from_round` on, the first round of an epoch.
+    """
 
     name: str
     silos: tuple[SiloName, ...]
@@ -55,6 +59,9 @@ class RunManifest:
     rounds: int
     deadlines: Deadlines
     drills: bool
+    buffer_seed: bytes
+    predecessor: bytes = b""
+    from_round: int = 0
 
     def digest(self) -> RunHash:
         return RunHash(digest("fedrep/run", _flat(self)))

@@ -39,7 +39,10 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """I_k and everything needed to recover this silo if it vanishes. Tuples run over the holders in roster order."""
+    """I_k and everything needed to recover this silo if it vanishes. Tuples run over the holders in roster order.
+
+    `clips` and `quiet` are about all of g, before I exists (N3): more than a few values outside +-R; all of them below R/8.
+    """
 
     silo: SiloName
     run: RunHash
@@ -50,6 +53,19 @@ class Proposal:
     sealed_shares: tuple[bytes, ...]
     seed_share_hashes: tuple[bytes, ...]
     key_share_hashes: tuple[bytes, ...]
+    clips: bool = False
+    quiet: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Abstention:
+    """A silo's word that it proposes nothing in this round. It stays a holder, and is not waited for."""
+
+    silo: SiloName
+    run: RunHash
+    round: int
+    next_session_key: bytes
+    next_session_signature: bytes
 
 
 def share_list_digest(seed_hashes: tuple[bytes, ...], key_hashes: tuple[bytes, ...]) -> bytes:
@@ -189,6 +205,22 @@ class ModelName:
 
 
 @dataclass(frozen=True, slots=True)
+class SignedRollback:
+    """An admin's word that the run goes on from another model than its updates lead to (N5)."""
+
+    run: RunHash
+    version: int
+    model_hash: bytes
+    admin: str
+    certificate: bytes
+    signature: bytes
+
+
+def rollback_message(run: RunHash, version: int, model_hash: bytes) -> bytes:
+    return digest("fedrep/sign/rollback", run, version, model_hash)
+
+
+@dataclass(frozen=True, slots=True)
 class Descent:
     """G on I as it goes down. `levels` and `scale` give its values; `coordinates` are left out for a silo that holds them."""
 
@@ -243,4 +275,4 @@ class Aborted:
     reason: str
 
 
-Event = Proposal | Submission | Confirmation | Reveal | DeadlinePassed | Aborted
+Event = Proposal | Abstention | Submission | Confirmation | Reveal | DeadlinePassed | Aborted

@@ -65,7 +65,8 @@ class ModelState:
         after = self._advance(indices, decode_descent(update.descent, indices.size))
         if after.name != update.model:
             raise RefusedError(
-                f"after round {update.round} this silo's model differs from the server's; fetch the model again",
+                f"after round {update.round} this silo's own model is not the one the server names. One of the two is wrong, and "
+                "this silo stops rather than guess: ask an admin of the federation; `fedrep run rollback` mends it",
                 reason="MODEL_DIVERGED",
             )
         return after

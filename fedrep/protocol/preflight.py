@@ -7,11 +7,12 @@ import math
 import numpy as np
 
 from fedrep.aggregators import AGGREGATORS, conditions
-from fedrep.buffers import largest_buffer, number_of_buffers
+from fedrep.buffers import number_of_buffers
 from fedrep.errors import FedrepError
 from fedrep.protocol.manifests import RunManifest, SiloName
 from fedrep.protocol.messages import Survivor, SurvivorSet
 from fedrep.protocol.opening import aggregator_options, combine_buffers
+from fedrep.protocol.seats import SEED_BYTES, largest_seat
 from fedrep.protocol.thresholds import (
     buffers_needed,
     buffers_to_be_robust,
@@ -22,11 +23,6 @@ from fedrep.protocol.thresholds import (
 )
 from fedrep.quantize import LARGEST_RANGE, SMALLEST_RANGE, check_bit_budget, value_bits
 from fedrep.secagg.shamir import MAX_HOLDERS
-
-
-def largest_expected_buffer(quorum: int, silos: int, buffer_size: int) -> int:
-    """Also for a quorum that the preflight will refuse, so that its reasons can be listed with the rest."""
-    return largest_buffer(min(max(quorum, buffer_size), silos), silos, buffer_size)
 
 
 def preflight(run: RunManifest) -> list[str]:
@@ -61,6 +57,8 @@ def _terms(run: RunManifest) -> list[str]:
         problems.append(f"alpha {run.alpha}: choose a value in [0, 1]")
     if run.reshuffle_every < 1:
         problems.append("reshuffle_every must be at least 1 (1 = new buffers every round)")
+    if len(run.buffer_seed) != SEED_BYTES:
+        problems.append(f"buffer_seed has {len(run.buffer_seed)} bytes: draw {SEED_BYTES} at random when the run is created")
     if run.rounds < 1:
         problems.append("rounds must be at least 1")
     if run.downlink_bits not in (16, 32):
@@ -92,7 +90,7 @@ def _holders(run: RunManifest) -> list[str]:
     needed = least_quorum(m, run.buffer_size, run.byzantine)
     if run.quorum < needed:
         problems.append(
-            f"quorum {run.quorum}: at least {needed} silos must propose (the share threshold is {t}, and "
+            f"quorum {run.quorum}: a round needs at least {needed} silos (the share threshold is {t}, and "
             f"{buffers_needed(run.byzantine)} buffers of {run.buffer_size} must fill); raise the quorum or add silos"
         )
     if run.min_survivors < (least := least_min_survivors(run.colluders)):
@@ -124,9 +122,9 @@ def _buffers(run: RunManifest) -> list[str]:
 
 
 def _bits(run: RunManifest) -> list[str]:
-    if run.quorum < run.buffer_size:
-        return []  # no buffer to speak of; `_holders` asks for a larger quorum
-    largest = largest_buffer(run.quorum, len(run.silos), run.buffer_size)
+    if len(run.silos) < run.buffer_size:
+        return []  # no buffer to speak of; `_buffers` says so
+    largest = largest_seat(run)
     problems = check_bit_budget(run.ring_bits, largest)
     if not problems and run.value_bits != value_bits(run.ring_bits, largest):
         problems.append(

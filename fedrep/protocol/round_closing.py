@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from statistics import median
 
 import numpy as np
 
@@ -37,7 +36,8 @@ class Fate(Enum):
 class ClosedRound:
     """Everything a round changed, before any of it is on disk. `manifest` is None for a round that a restart cut off.
 
-    `charged` are the silos whose proposal cost `epsilon`: the same coordinates again release nothing new.
+    `charged` are the silos whose proposal cost `epsilon`: the same coordinates again release nothing new. `clip_rate` is the
+    share of proposers that said "clips".
     """
 
     manifest: RoundManifest | None
@@ -69,21 +69,16 @@ def close_round(
     manifest: RoundManifest,
     result: RoundResult,
     progress: RunProgress,
-    clip_rates: Mapping[SiloName, float],
 ) -> ClosedRound:
-    """`clip_rates` are what silos reported about this round."""
     result, model, descent = _descend(result, progress.model, rules.downlink_bits)
     applied = result.combined.vector if result.combined is not None else None
-    rates = [rate for silo, rate in clip_rates.items() if silo in result.survivor_names]
-    clip_range = progress.clip_range
-    if applied is not None:
-        clip_range = clip_range.after_round(rates, float(np.abs(applied).max(initial=0.0)), rules)
+    bits = result.bits.values()
     after = replace(
         progress,
         last_round=manifest.round,
         model=model,
         attendance=progress.attendance.after_round(manifest.round, result.report),
-        clip_range=clip_range,
+        clip_range=progress.clip_range.after_round(bits, rules.byzantine, rules),
         released={**progress.released, **result.proposals},
     )
     return ClosedRound(
@@ -93,7 +88,7 @@ def close_round(
         after,
         charged=tuple(sorted(s for s, coded in result.proposals.items() if progress.released.get(s) != coded)),
         epsilon=coordinate_epsilon(manifest.parameters, manifest.per_silo, manifest.alpha),
-        clip_rate=median(rates) if rates else None,
+        clip_rate=sum(each.clips for each in bits) / len(bits) if bits else None,
         update_norm=float(np.linalg.norm(applied)) if applied is not None else None,
         fates={silo: _fate(silo, manifest, result, progress.attendance) for silo in rules.silos},
     )

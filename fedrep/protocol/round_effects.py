@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrep.protocol.attendance import RoundReport
+from fedrep.protocol.clip_range import RangeBits
 from fedrep.protocol.manifests import SiloName
 from fedrep.protocol.messages import Assignment, Outcome, Phase, Signatures, SurvivorSet
 from fedrep.protocol.opening import Combined
@@ -39,7 +40,8 @@ class Noted:
 class RoundResult:
     """What is committed: the aggregate on I if the round was applied, and what happened either way.
 
-    `proposals` holds a hash of each proposer's I_k: equal to an earlier one if and only if it released nothing new.
+    `proposals` holds a hash of each proposer's I_k: equal to an earlier one if and only if it released nothing new. `bits` is
+    what the proposers said about R.
     """
 
     outcome: Outcome
@@ -54,12 +56,13 @@ class RoundResult:
     assignment: Assignment
     discarded: Mapping[int, str]
     proposals: Mapping[SiloName, bytes]
+    bits: Mapping[SiloName, RangeBits]
 
     @classmethod
     def skipped(cls, reason: str) -> RoundResult:
         """Of a round nothing else is known about."""
-        report = RoundReport((), frozenset(), frozenset(), frozenset(), {})
-        return cls(Outcome.SKIPPED, reason, np.empty(0, np.int64), b"", None, (), (), None, report, (), {}, {})
+        report = RoundReport((), frozenset(), frozenset(), frozenset(), frozenset(), {})
+        return cls(Outcome.SKIPPED, reason, np.empty(0, np.int64), b"", None, (), (), None, report, (), {}, {}, {})
 
     @property
     def survivor_names(self) -> frozenset[SiloName]:

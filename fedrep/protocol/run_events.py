@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fedrep.protocol.goals import Totals
 from fedrep.protocol.manifests import RosterEntry, SiloName
-from fedrep.protocol.messages import Aborted, Confirmation, Phase, Proposal, Reveal, Submission
+from fedrep.protocol.messages import Aborted, Abstention, Confirmation, Phase, Proposal, Reveal, Submission
 from fedrep.protocol.run_effects import Save
 from fedrep.secagg.keys import VerifyKey
 
@@ -38,13 +38,6 @@ class TimedOut:
 
     round: int
     phase: Phase
-
-
-@dataclass(frozen=True, slots=True)
-class ClipRateReported:
-    silo: SiloName
-    round: int
-    rate: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +104,7 @@ class Saved:
 
 RunEvent = (
     Proposal
+    | Abstention
     | Submission
     | Confirmation
     | Reveal
@@ -119,7 +113,6 @@ RunEvent = (
     | Left
     | RoundDue
     | TimedOut
-    | ClipRateReported
     | Pause
     | Resume
     | Stop

@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrep.buffers import cut
 from fedrep.coding import encode_coordinates
 from fedrep.errors import ConflictError, FedrepError, OutOfPhaseError
 from fedrep.protocol.attendance import RoundReport
+from fedrep.protocol.clip_range import RangeBits
 from fedrep.protocol.manifests import RoundManifest, RunManifest, SiloName
 from fedrep.protocol.messages import (
     Aborted,
+    Abstention,
     Assigned,
     Assignment,
     Confirmation,
@@ -41,7 +42,9 @@ from fedrep.protocol.messages import (
 )
 from fedrep.protocol.opening import Combined, combine_buffers, masks_left_in_sum, open_buffer
 from fedrep.protocol.round_effects import Effect, Noted, PhaseStarted, RoundEnded, RoundResult
+from fedrep.protocol.seats import seats
 from fedrep.protocol.server_rules import (
+    check_abstention,
     check_confirmation,
     check_header,
     check_member,
@@ -56,14 +59,13 @@ from fedrep.sparsify import union
 
 
 class ServerRound:
-    """From the first proposal to the outcome. `order` is this epoch's shuffle of all silos; `rng` feeds rules that draw."""
+    """From the first proposal to the outcome. `rng` feeds rules that draw."""
 
     def __init__(
         self,
         run: RunManifest,
         manifest: RoundManifest,
         verify_keys: Mapping[SiloName, VerifyKey],
-        order: tuple[SiloName, ...],
         rng: np.random.Generator,
     ) -> None:
         self.run = run
@@ -72,13 +74,15 @@ class ServerRound:
         self.phase = Phase.PROPOSE
         self.result: RoundResult | None = None
         self._keys = verify_keys
-        self._order = order
         self._rng = rng
         self._numbers = {name: number for number, name in enumerate(manifest.names, start=1)}
         self._proposals: dict[SiloName, Proposal] = {}
+        self._abstentions: dict[SiloName, Abstention] = {}
         self._indices: dict[SiloName, NDArray[np.int64]] = {}
         self._assignment: Assignment = ()
+        self._seat: dict[SiloName, int] = {}
         self._place: dict[SiloName, int] = {}
+        self._missed: frozenset[SiloName] = frozenset()
         self._consensus: NDArray[np.int64] = np.empty(0, np.int64)
         self._coordinates = b""
         self._c2 = b""
@@ -113,7 +117,7 @@ class ServerRound:
         if not self._assignment:
             raise OutOfPhaseError("no consensus yet in this round")
         number = self._numbers[silo] - 1
-        place = self._place.get(silo)
+        place = self._seat.get(silo)
         mates = (
             ()
             if place is None
@@ -135,14 +139,14 @@ class ServerRound:
     def _is_late_timer(self, event: DeadlinePassed) -> bool:
         return event.phase is not self.phase or self.phase is Phase.DONE
 
-    def _is_resend(self, event: Proposal | Submission | Confirmation | Reveal) -> bool:
+    def _is_resend(self, event: Proposal | Abstention | Submission | Confirmation | Reveal) -> bool:
         """Whether the same bytes were accepted before; a conflicting message is refused, whatever the phase."""
         check_header(event, self.manifest)
         before: object
         now: object
         match event:
-            case Proposal():
-                before, now = self._proposals.get(event.silo), event
+            case Proposal() | Abstention():
+                before, now = self._proposals.get(event.silo) or self._abstentions.get(event.silo), event
             case Submission():
                 before, now = self._submitted.get(event.silo), _submission_key(event)
             case Confirmation():
@@ -157,20 +161,34 @@ class ServerRound:
         indices = check_proposal(proposal, self.manifest, self.c1, self._keys)
         self._proposals[proposal.silo] = proposal
         self._indices[proposal.silo] = indices
-        return self._fix_consensus() if len(self._proposals) == len(self._numbers) else []
+        return self._when_all_have_answered()
+
+    def _add_abstention(self, abstention: Abstention) -> list[Effect]:
+        check_abstention(abstention, self.manifest, self._keys)
+        self._abstentions[abstention.silo] = abstention
+        return self._when_all_have_answered()
+
+    def _when_all_have_answered(self) -> list[Effect]:
+        return [] if self._unheard() else self._fix_consensus()
+
+    def _unheard(self) -> list[SiloName]:
+        return [name for name in self._numbers if name not in self._proposals and name not in self._abstentions]
 
     def _fix_consensus(self) -> list[Effect]:
-        missing = [name for name in self._numbers if name not in self._proposals]
-        notes: list[Effect] = [Noted("late", f"{name} did not propose in time", name) for name in missing]
-        if len(self._proposals) < self.run.quorum:
-            reason = f"{len(self._proposals)} silos proposed, the quorum is {self.run.quorum}"
+        """The seats of this epoch, restricted to the proposers. Who sits with too few of them is a holder only."""
+        self._missed = frozenset(self._unheard())
+        notes: list[Effect] = [Noted("late", f"{name} did not propose in time", name) for name in sorted(self._missed)]
+        proposed = [[name for name in seat if name in self._proposals] for seat in seats(self.run, self.manifest.round)]
+        openable = openable_buffers(proposed, self.run.min_survivors, self.run.byzantine)
+        if not openable:
+            needed = buffers_needed(self.run.byzantine)
+            reason = f"{len(self._proposals)} silos proposed: fewer than {needed} buffers have {self.run.min_survivors} of them"
             return [*notes, *self._end(Outcome.SKIPPED, reason)]
-        present = tuple(name for name in self._order if name in self._proposals)
         self._assignment = tuple(
-            tuple(Assigned(name, self._proposals[name].record.digest(self.c1)) for name in sorted(buffer, key=str.encode))
-            for buffer in cut(present, self.manifest.buffer_size)
+            tuple(Assigned(name, self._proposals[name].record.digest(self.c1)) for name in buffer) for buffer in proposed
         )
-        self._place = {place.silo: n for n, buffer in enumerate(self._assignment) for place in buffer}
+        self._seat = {place.silo: n for n, buffer in enumerate(self._assignment) for place in buffer}
+        self._place = {name: n for name, n in self._seat.items() if n in openable}
         self._consensus = union(self._indices.values())
         self._indices = {}
         self._coordinates = encode_coordinates(self._consensus, self.manifest.parameters)
@@ -180,7 +198,9 @@ class ServerRound:
     def _add_submission(self, submission: Submission) -> list[Effect]:
         place = self._place.get(submission.silo)
         if place is None:
-            raise OutOfPhaseError(f"{submission.silo!r} did not propose in this round and has no buffer", reason="NOT_ASSIGNED")
+            raise OutOfPhaseError(
+                f"{submission.silo!r} did not propose in this round, or too few of its buffer did", reason="NOT_ASSIGNED"
+            )
         values = check_submission(submission, self.manifest, self._consensus.size, self._c2, self._keys)
         if place in self._sums:
             np.add(self._sums[place], values, out=self._sums[place])
@@ -312,6 +332,7 @@ class ServerRound:
             self._assignment,
             dict(self._discarded),
             self.proposed_coordinates(),
+            {name: RangeBits(proposal.clips, proposal.quiet) for name, proposal in self._proposals.items()},
         )
         self._sums = {}
         self._book.forget()
@@ -319,16 +340,19 @@ class ServerRound:
 
     def _report(self) -> RoundReport:
         """Who let a buffer down. A round that closes early accuses nobody of what it did not wait for."""
-        failed = self._book.bad_dealers(self.run.byzantine)
+        failed = frozenset(self._book.bad_dealers(self.run.byzantine))
+        missed = set(self._missed)
         if self._survivors is not None:
-            failed |= self._place.keys() - self._submitted.keys()
+            missed |= self._place.keys() - self._submitted.keys()
         if self.phase is Phase.REVEAL and not self._aborted and not self._book.suffices(self._wanted(*self._openable())):
-            failed |= self._submitted.keys() - self._reveals.keys()
-        heard = self._proposals.keys() | self._submitted.keys() | self._confirmations.keys() | self._reveals.keys()
+            missed |= self._submitted.keys() - self._reveals.keys()
+        spoken = self._proposals.keys() | self._abstentions.keys() | self._submitted.keys()
+        heard = spoken | self._confirmations.keys() | self._reveals.keys()
         answered = frozenset(self._numbers if self._aborted else heard)
         next_keys = {name: (p.record.next_session_key, p.next_session_signature) for name, p in self._proposals.items()}
-        complete = frozenset(self._submitted.keys() - failed)
-        return RoundReport(self.manifest.names, answered, complete, frozenset(failed), next_keys)
+        next_keys |= {name: (a.next_session_key, a.next_session_signature) for name, a in self._abstentions.items()}
+        complete = frozenset(self._submitted.keys() - failed - missed)
+        return RoundReport(self.manifest.names, answered, complete, failed, frozenset(missed), next_keys)
 
 
 def _submission_key(submission: Submission) -> tuple[bytes, bytes]:
@@ -348,6 +372,7 @@ class Transition:
 # docs/protocol.md draws its diagram from this table.
 TRANSITIONS: dict[tuple[Phase, type[Event]], Transition] = {
     (Phase.PROPOSE, Proposal): Transition((Phase.PROPOSE, Phase.SUBMIT, Phase.DONE), ServerRound._add_proposal),
+    (Phase.PROPOSE, Abstention): Transition((Phase.PROPOSE, Phase.SUBMIT, Phase.DONE), ServerRound._add_abstention),
     (Phase.PROPOSE, DeadlinePassed): Transition((Phase.SUBMIT, Phase.DONE), lambda round, _: round._fix_consensus()),
     (Phase.PROPOSE, Aborted): Transition((Phase.DONE,), ServerRound._abort),
     (Phase.SUBMIT, Submission): Transition((Phase.SUBMIT, Phase.CONFIRM), ServerRound._add_submission),
@@ -373,6 +398,6 @@ class Ignored:
 
 
 IGNORED = (
-    Ignored((Proposal, Submission, Confirmation, Reveal), ServerRound._is_resend, "sent again with the same bytes"),
+    Ignored((Proposal, Abstention, Submission, Confirmation, Reveal), ServerRound._is_resend, "sent again with the same bytes"),
     Ignored((DeadlinePassed,), ServerRound._is_late_timer, "of another phase"),
 )

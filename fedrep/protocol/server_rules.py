@@ -11,6 +11,7 @@ from fedrep.coding import decode_coordinates, decode_values
 from fedrep.errors import CryptoError, InvalidInputError, OutOfPhaseError, UnknownSiloError, WrongRoundError
 from fedrep.protocol.manifests import RosterEntry, RoundManifest, RunHash, SiloName, session_key_message
 from fedrep.protocol.messages import (
+    Abstention,
     Confirmation,
     Proposal,
     Reveal,
@@ -46,7 +47,7 @@ def check_member(silo: SiloName, manifest: RoundManifest) -> None:
         raise UnknownSiloError(f"{silo!r} is not in the roster of round {manifest.round}; join and wait for the next round")
 
 
-def check_header(message: Proposal | Submission | Confirmation | Reveal, manifest: RoundManifest) -> None:
+def check_header(message: Proposal | Abstention | Submission | Confirmation | Reveal, manifest: RoundManifest) -> None:
     """Roster silo, right run, right round."""
     check_member(message.silo, manifest)
     if message.run != manifest.run:
@@ -84,6 +85,12 @@ def _check_share_lists(proposal: Proposal, holders: int) -> None:
         raise InvalidInputError(f"every hash in a proposal has {HASH_BYTES} bytes", reason="WRONG_SHARES")
     if record.shares_digest != share_list_digest(*hashes):
         raise InvalidInputError("the record commits to other share hashes than it came with", reason="WRONG_SHARES")
+
+
+def check_abstention(abstention: Abstention, manifest: RoundManifest, keys: VerifyKeys) -> None:
+    check_agreement_public(abstention.next_session_key)
+    message = session_key_message(manifest.run, abstention.next_session_key)
+    _verify(keys, abstention.silo, abstention.next_session_signature, message, "the next session key")
 
 
 def check_submission(

@@ -16,9 +16,10 @@ import numpy as np
 from fedrep.errors import OutOfPhaseError, UnknownSiloError, WrongRoundError
 from fedrep.protocol.announcement import Dice, announce, next_roster
 from fedrep.protocol.goals import Goals
-from fedrep.protocol.manifests import RosterEntry, RoundManifest, RunManifest, SignedRoundManifest, SiloName
+from fedrep.protocol.manifests import RosterEntry, RoundManifest, RunManifest, SignedRoundManifest
 from fedrep.protocol.messages import (
     Aborted,
+    Abstention,
     Confirmation,
     DeadlinePassed,
     Event,
@@ -50,7 +51,6 @@ from fedrep.protocol.run_effects import (
     SetTimer,
 )
 from fedrep.protocol.run_events import (
-    ClipRateReported,
     Counted,
     CountUnknown,
     Exclude,
@@ -97,12 +97,11 @@ class ServerRun:
         self._dice = dice
         self._sign = sign
         self._goals = goals
-        self._clip_rates: dict[SiloName, float] = {}
         self._asked: tuple[Save, RunProgress] | None = None
 
     def receive(self, event: RunEvent) -> list[RunEffect]:
         match event:
-            case Proposal() | Submission() | Confirmation() | Reveal():
+            case Proposal() | Abstention() | Submission() | Confirmation() | Reveal():
                 return self._deliver(event)
             case TimedOut():
                 return self._play(DeadlinePassed(event.phase)) if self.is_open(event.round) else []
@@ -114,10 +113,6 @@ class ServerRun:
                 return self._leave(event)
             case RoundDue():
                 return self._open_round()
-            case ClipRateReported():
-                if self.is_open(event.round):
-                    self._clip_rates[event.silo] = event.rate
-                return []
             case Pause() | Resume() | Stop():
                 return self._command(event)
             case Exclude() | Readmit():
@@ -166,7 +161,7 @@ class ServerRun:
             return None
         return latest.evidence.confirmations
 
-    def _deliver(self, message: Proposal | Submission | Confirmation | Reveal) -> list[RunEffect]:
+    def _deliver(self, message: Proposal | Abstention | Submission | Confirmation | Reveal) -> list[RunEffect]:
         if isinstance(message, Reveal) and message.round == self.progress.last_round:
             return []  # enough others were faster; that is no fault of this holder
         self.round_for(message.round)
@@ -184,7 +179,7 @@ class ServerRun:
                 case Noted():
                     notes.append(replace(effect, round=manifest.round))
                 case RoundEnded(result):
-                    closed = close_round(self.rules, manifest, result, self.progress, self._clip_rates)
+                    closed = close_round(self.rules, manifest, result, self.progress)
                     return self._ask(CommitRound(closed, (*notes, closed.line())))
         return [*timers, *notes]
 
@@ -221,8 +216,8 @@ class ServerRun:
             return []
         manifest = announce(self.rules, before.model.state.name, before.clip_range, number, roster)
         keys = {entry.name: before.keys[entry.name] for entry in roster}
-        order, rng = self._dice.order(self.rules, number), self._dice.generator("aggregate", number)
-        opened = OpenedRound(ServerRound(self.rules, manifest, keys, order, rng), self._sign(manifest))
+        rng = self._dice.generator("aggregate", number)
+        opened = OpenedRound(ServerRound(self.rules, manifest, keys, rng), self._sign(manifest))
         line = _state_line(state, "") if state is not before.state else None
         return self._ask(OpenRound(replace(before, state=state, reason=""), opened, line))
 
@@ -285,7 +280,7 @@ class ServerRun:
         self.progress = save.progress
         match save:
             case OpenRound():
-                self.open, self._clip_rates = save.round, {}
+                self.open = save.round
                 return [Announced(save), self._timer(save.round.signed.manifest, Phase.PROPOSE)]
             case CommitRound():
                 self.open, self.latest = None, save.closed.update

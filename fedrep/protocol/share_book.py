@@ -58,8 +58,8 @@ class ShareBook:
         return recovered
 
     def bad_dealers(self, byzantine: int) -> set[SiloName]:
-        """A wrong secret, or more holders without a matching share than there can be lying holders."""
-        return self._cheats | {dealer for dealer, holders in self._lacking.items() if len(holders) > byzantine}
+        """A wrong secret, or more holders without a matching share than may lie: f of them, and one at least."""
+        return self._cheats | {dealer for dealer, holders in self._lacking.items() if len(holders) > max(byzantine, 1)}
 
     def forget(self) -> None:
         """The round is over: the shares were secrets of others."""

@@ -16,6 +16,7 @@ from fedrep.errors import FedrepError
 from fedrep.protocol.error_memory import Fate
 from fedrep.protocol.manifests import RoundManifest, RunHash, RunManifest, SignedRoundManifest, SignedRunManifest, SiloName
 from fedrep.protocol.messages import (
+    Abstention,
     Confirmation,
     Consensus,
     ModelName,
@@ -23,6 +24,7 @@ from fedrep.protocol.messages import (
     Proposal,
     Reveal,
     Signatures,
+    SignedRollback,
     Statement,
     Submission,
     SurvivorSet,
@@ -74,7 +76,7 @@ class GetUpdate:
     omit_agreement: bool = False
 
 
-Speech = Join | Proposal | GetConsensus | Submission | GetSurvivors | Confirmation | Reveal | GetUpdate
+Speech = Join | Proposal | Abstention | GetConsensus | Submission | GetSurvivors | Confirmation | Reveal | GetUpdate
 Question = Join | GetModel | GetCertificates | GetUpdate
 Request = Speech | Question
 
@@ -90,6 +92,7 @@ class Joined:
     server_certificate: bytes
     last_round: int
     evaluation_interval: int
+    rollback: SignedRollback | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,12 +305,6 @@ class HasTrained:
 
 
 @dataclass(frozen=True, slots=True)
-class HasSubmitted:
-    manifest: RoundManifest
-    clip_rate: float
-
-
-@dataclass(frozen=True, slots=True)
 class Settled:
     round: int
     fate: Fate
@@ -333,7 +330,7 @@ class Remark:
     round: int | None = None
 
 
-News = Doing | HasJoined | RunRefused | Problem | FailedTraining | HasTrained | HasSubmitted | Settled | RoundOver | Remark
+News = Doing | HasJoined | RunRefused | Problem | FailedTraining | HasTrained | Settled | RoundOver | Remark
 
 
 def mates_of(consensus: Consensus, silo: SiloName) -> tuple[SiloName, ...]:

@@ -15,9 +15,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrep.errors import CryptoError, FedrepError, InvalidInputError, ProtocolError, RefusedError
+from fedrep.protocol.clip_range import range_bits
 from fedrep.protocol.error_memory import Contribution, Fate, judge, opens
 from fedrep.protocol.manifests import RoundManifest, RunManifest, SignedRoundManifest, SiloName
-from fedrep.protocol.messages import Consensus, Evidence, Outcome, Statement, SurvivorSet, Update, statement_message
+from fedrep.protocol.messages import (
+    Consensus,
+    Evidence,
+    Outcome,
+    SignedRollback,
+    Statement,
+    SurvivorSet,
+    Update,
+    statement_message,
+)
 from fedrep.protocol.model_state import ModelState, indices_of
 from fedrep.protocol.silo_effects import (
     Accepted,
@@ -37,7 +47,6 @@ from fedrep.protocol.silo_effects import (
     GetSurvivors,
     GetUpdate,
     HasJoined,
-    HasSubmitted,
     HasTrained,
     Join,
     Joined,
@@ -68,7 +77,7 @@ from fedrep.protocol.silo_round import Confirmed, Membership, Observing, Propose
 from fedrep.protocol.silo_rules import Policy, check_epsilon, check_run
 from fedrep.protocol.silo_state import SiloState
 from fedrep.protocol.silo_table import IN_ROUND, TABLE, Phase
-from fedrep.protocol.silo_trust import Chains, Trust, check_round_signature, check_run_signature
+from fedrep.protocol.silo_trust import Chains, Trust, check_rollback, check_round_signature, check_run_signature
 from fedrep.secagg.keys import Entropy, SigningKey
 from fedrep.sparsify import gather, propose
 
@@ -146,6 +155,8 @@ class SiloMachine:
         self._signing_key = own.signing_key()
         self._run: RunManifest | None = None
         self._server_certificate = b""
+        self._rollback: SignedRollback | None = None
+        self._last_heard = 0
         self._sessions = Sessions(own.randomness.secrets)
         self._roster = RosterWatch()
         self._chains = Chains()
@@ -154,6 +165,7 @@ class SiloMachine:
         self._wait: Wait | None = None
         self._pause = FIRST_POLL_SECONDS
         self._waiting_since: float | None = None
+        self._asked_about = 0
         self._announced = self._looked_back = self._lost = self._leaving = False
         self._training: int | None = None
         self._finished: Trained | TrainingFailed | None = None
@@ -223,6 +235,7 @@ class SiloMachine:
             )
         effects: Effects = [] if journal.run else [self._save(journal=replace(journal, run=name))]
         self._run, self._server_certificate, self._waiting_since = run, joined.server_certificate, None
+        self._rollback = check_rollback(joined.rollback, run, self._own.trust)
         if self._must_announce():
             return [*effects, *self._announce(Phase.ANNOUNCING)]
         return [*effects, Report(HasJoined(run, joined)), *self._go_on(joined.round, joined.state)]
@@ -304,12 +317,35 @@ class SiloMachine:
         """The model the round starts from, then everybody's certificates, then every rule about the manifest."""
         manifest, held = self._manifest, self.state.model
         if held is None or (held.hash, held.version) != (manifest.model_hash, manifest.model_version):
+            if held is not None and not self._may_fetch(held, manifest):
+                return self._stop_over_model(manifest)
             fetching = Report(Doing("fetching the model", manifest.round))
             return [fetching, *self._ask(Phase.FETCHING, GetModel(manifest.run, manifest.model_version))]
         unknown = self._chains.unknown(manifest)
         if unknown:
             return self._ask(Phase.MEETING, GetCertificates(manifest.run, unknown))
         return self._enter(held)
+
+    def _may_fetch(self, held: ModelState, manifest: RoundManifest) -> bool:
+        """N5: only a silo that was away takes a model that its own updates did not lead to, or everyone on an admin's word."""
+        order = self._rollback
+        if order is not None and (order.version, order.model_hash) == (manifest.model_version, manifest.model_hash):
+            return True
+        return manifest.model_version > held.version and manifest.round != self._last_heard + 1
+
+    def _stop_over_model(self, manifest: RoundManifest) -> Effects:
+        """An order may have been signed since this silo last joined: it asks once, and stops if there is none."""
+        if self._asked_about != manifest.round:
+            self._asked_about = manifest.round
+            return self._ask_for_news(None)
+        held = self.state.model
+        error = RefusedError(
+            f"round {manifest.round} starts from model version {manifest.model_version}, which is not where the updates of this "
+            f"silo lead (it holds version {held.version if held is not None else 'none'}), and no admin signed a rollback. The "
+            "server's state may have been restored or changed: ask an admin of the federation; `fedrep run rollback` mends it",
+            reason="MODEL_DIVERGED",
+        )
+        return [Report(Problem(manifest, error, own=True)), *self._end(error, polite=True)]
 
     def _keep_model(self, fetched: FetchedModel) -> Effects:
         manifest, parameters = self._manifest, self.state.memory.residual.size
@@ -367,9 +403,9 @@ class SiloMachine:
                 check_epsilon(manifest, self.state.journal.ledger, self._own.policy)
             except RefusedError as error:
                 self._stopping = error
-                return [Report(Problem(manifest, error, own=True)), *self._watch()]
+                return [Report(Problem(manifest, error, own=True)), *self._abstain()]
         if not self._own.policy.trains_at(self._at.hour):
-            return self._watch()
+            return self._abstain()
         if self._contribution is not None:
             return self._propose()
         self.phase, self._wait = Phase.TRAINING, Wait(manifest.deadlines.propose / 2)
@@ -411,7 +447,7 @@ class SiloMachine:
         self._failures += 1
         if self._failures >= self._conduct.training_failures:
             self._stopping = FedrepError(f"training failed {self._failures} times in a row; last: {failed.text}")
-        return [Report(FailedTraining(manifest, failed.text)), *self._watch()]
+        return [Report(FailedTraining(manifest, failed.text)), *self._abstain()]
 
     def _ask_while_training(self, _: object) -> Effects:
         """Only the server knows when its deadline passes. Asking is a message of the round, so its number goes to disk first."""
@@ -426,9 +462,18 @@ class SiloMachine:
         self.part.step = self.part.ready.watch().on_consensus(consensus)
         return [late, *self._ask_for_survivors()]
 
-    def _watch(self) -> Effects:
+    def _abstain(self) -> Effects:
+        """Propose nothing, and say so: the others need not wait, and this silo stays a holder of their shares."""
+        assert self.part is not None
+        assert self.part.ready is not None
         save = self._save(journal=self.state.journal.entered(self._manifest.round))
-        return [save, *self._ask_for_consensus()]
+        return [save, *self._say(Phase.ABSTAINING, save, self.part.ready.abstain(self._sessions.new()))]
+
+    def _has_abstained(self, _: Accepted | Refusal) -> Effects:
+        if any(isinstance(each, GetConsensus) for each in self._open):  # asked while it trained
+            self.phase = Phase.AGREEING
+            return []
+        return self._ask_for_consensus()
 
     def _propose(self) -> Effects:
         assert self.part is not None
@@ -441,7 +486,8 @@ class SiloMachine:
             save = self._save(journal=journal.charged(manifest, contribution.training, coordinates))
         else:
             save = self._save(journal=journal.entered(manifest.round))
-        step = self.part.step = self.part.ready.propose(coordinates, self._sessions.new(), own.randomness.secrets)
+        bits = range_bits(contribution.g, manifest.clip_range, manifest.per_silo)
+        step = self.part.step = self.part.ready.propose(coordinates, self._sessions.new(), own.randomness.secrets, bits)
         self.speaking = True
         return [save, Report(Doing("proposing", manifest.round)), *self._say(Phase.PROPOSING, save, step.message)]
 
@@ -479,26 +525,23 @@ class SiloMachine:
         if not isinstance(step, Proposed):
             self.part.step = self.part.ready.watch().on_consensus(consensus)
             return self._ask_for_survivors()
-        mates = mates_of(consensus, self._own.name)
-        if not mates and all(place.silo != self._own.name for buffer in consensus.assignment for place in buffer):
-            self.part.step = step.observe(consensus)
-            return self._ask_for_survivors()
-        contribution, self._contribution = self._contribution, None
+        contribution = self._contribution
         assert contribution is not None
         crafted = self._own.drill.of_update(contribution.g)
         holder = self.part.step = step.on_consensus(consensus, crafted, self._own.randomness.generator())
-        honest = None
+        if isinstance(holder, Observing):  # too few of its buffer proposed: the same g again, while the model stays
+            return self._ask_for_survivors()
+        self._contribution, honest = None, None
         if self._own.drill.attack:  # the residual goes on as if honest values had been sent, or the drill would feed on itself
             honest = gather(contribution.g, holder.agreement.indices)
         memory = self.state.memory.submitted(contribution, holder, honest)
         save = self._save(memory=memory, trainer=self._trainer_after)
         submitting = Report(Doing("submitting", self._manifest.round))
+        mates = mates_of(consensus, self._own.name)
         return [save, submitting, *self._say(Phase.SUBMITTING, save, holder.message, mates=mates)]
 
     def _has_submitted(self, _: Accepted) -> Effects:
-        assert self.part is not None
-        assert isinstance(self.part.step, Submitted)
-        return [Report(HasSubmitted(self._manifest, self.part.step.values.clip_rate)), *self._ask_for_survivors()]
+        return self._ask_for_survivors()
 
     def _submitted_too_late(self, refusal: Refusal) -> Effects:
         """The silo is a holder, and its values are pending until their fate is proven."""
@@ -613,17 +656,18 @@ class SiloMachine:
         return [self._save(memory=self.state.memory.settle(fate)), Report(Settled(pending.place.round, fate))]
 
     def _follow(self, update: Update) -> Effects:
-        """The next model from the update if this silo holds the one before; else it is fetched when needed."""
+        """The next model from the update if this silo holds the one before; else it is fetched when needed (N5)."""
         model = self.state.model
+        self._last_heard = update.round
         if update.outcome is not Outcome.APPLIED or model is None or model.version + 1 != update.model.version:
             return []
         step = self.part.step if self.part is not None else None
+        indices = step.agreement.indices if isinstance(step, Revealed) else indices_of(update, model.vector.size)
         try:
-            indices = step.agreement.indices if isinstance(step, Revealed) else indices_of(update, model.vector.size)
             return [self._save(model=model.follow(update, indices))]
-        except (RefusedError, InvalidInputError) as error:
-            self.state = replace(self.state, model=None)
-            return [Report(Remark("model_fetched_again", str(error), update.round))]
+        except RefusedError as error:
+            self._stopping = error
+            return [Report(Problem(self._manifest, error, own=True))] if self.part is not None else []
 
     def _end_round(self) -> Effects:
         part, self.part = self.part, None

@@ -17,8 +17,10 @@ from numpy.typing import NDArray
 
 from fedrep.coding import decode_coordinates, encode_coordinates
 from fedrep.errors import CryptoError, RefusedError
+from fedrep.protocol.clip_range import RangeBits
 from fedrep.protocol.manifests import RoundManifest, RunManifest, SiloName, session_key_message
 from fedrep.protocol.messages import (
+    Abstention,
     Assignment,
     Confirmation,
     Consensus,
@@ -55,6 +57,7 @@ from fedrep.secagg.masking import MaskedCopy, pair_mask, self_mask
 from fedrep.secagg.shares import open_share, seal_share
 from fedrep.sparsify import gather
 
+SILENT = RangeBits(clips=False, quiet=False)
 HeldShares = Mapping[SiloName, tuple[bytes, bytes]]
 
 
@@ -110,13 +113,15 @@ class Ready:
             )
         return cls(member, manifest, manifest.context(), peers, session)
 
-    def propose(self, coordinates: NDArray[np.int64], next_session: AgreementKey, entropy: Entropy) -> Proposed:
-        """`coordinates` is I_k as `sparsify.propose` drew it, and already charged to the ledger."""
+    def propose(
+        self, coordinates: NDArray[np.int64], next_session: AgreementKey, entropy: Entropy, bits: RangeBits = SILENT
+    ) -> Proposed:
+        """`coordinates` is I_k as `sparsify.propose` drew it, and already charged to the ledger; `bits` are about all of g."""
         self.once.take("propose")
         if coordinates.size != self.manifest.per_silo:
             raise RefusedError(f"a proposal has exactly k = {self.manifest.per_silo} coordinates, not {coordinates.size}")
         secrets = RoundSecrets(AgreementKey.generate(entropy), SecretBytes(entropy(32)))
-        message = self._proposal(coordinates, next_session, secrets, entropy)
+        message = self._proposal(coordinates, next_session, secrets, entropy, bits)
         return Proposed(self, secrets, coordinates, message)
 
     def watch(self) -> Watching:
@@ -124,8 +129,19 @@ class Ready:
         self.once.take("watch")
         return Watching(self)
 
+    def abstain(self, next_session: AgreementKey) -> Abstention:
+        """What a silo says that proposes nothing: the others need not wait for it, and it stays a member."""
+        own, run = self.member, self.manifest.run
+        signature = own.signing_key.sign(session_key_message(run, next_session.public))
+        return Abstention(own.name, run, self.manifest.round, next_session.public, signature)
+
     def _proposal(
-        self, coordinates: NDArray[np.int64], next_session: AgreementKey, secrets: RoundSecrets, entropy: Entropy
+        self,
+        coordinates: NDArray[np.int64],
+        next_session: AgreementKey,
+        secrets: RoundSecrets,
+        entropy: Entropy,
+        bits: RangeBits,
     ) -> Proposal:
         manifest, own = self.manifest, self.member
         seeds = shamir.split(secrets.seed.reveal(), manifest.threshold, len(manifest.roster), entropy)
@@ -156,11 +172,13 @@ class Ready:
             sealed,
             seed_hashes,
             key_hashes,
+            bits.clips,
+            bits.quiet,
         )
 
     def _agree(self, consensus: Consensus) -> Agreement:
         indices = decode_coordinates(consensus.coordinates, self.manifest.parameters)
-        check_consensus(consensus, self.manifest, indices)
+        check_consensus(consensus, self.manifest, self.member.run, indices)
         c2 = consensus_context(self.c1, consensus.coordinates, consensus.assignment)
         return Agreement(self, consensus.assignment, indices, c2, self._open_shares(consensus))
 
@@ -212,14 +230,21 @@ class Proposed:
     message: Proposal
     once: Once = field(default_factory=Once)
 
-    def on_consensus(self, consensus: Consensus, g: NDArray[np.float32], rng: np.random.Generator) -> Submitted:
-        """Quantize g on I, mask it, sign. A silo that refuses the consensus is out of the round: it is shown no second one."""
+    def on_consensus(self, consensus: Consensus, g: NDArray[np.float32], rng: np.random.Generator) -> Submitted | Observing:
+        """Quantize g on I, mask it, sign. A silo that refuses the consensus is out of the round: it is shown no second one.
+
+        One whose proposal was not taken, or whose buffer has too few proposers, goes on as a holder.
+        """
         self.once.take("submit")
         ready = self.ready
         agreement = ready._agree(consensus)
+        if not any(place.silo == ready.member.name for buffer in consensus.assignment for place in buffer):
+            return Observing(agreement)
         place = check_own_place(
             consensus, ready.member.run, self.message.record, self.coordinates, agreement.indices, ready.c1, ready.peers
         )
+        if place is None:
+            return Observing(agreement)
         ring = RingFormat(ready.manifest.ring_bits, ready.manifest.value_bits)
         mates = {record.silo: record for record in consensus.mates}
         masks = [self_mask(self.secrets.seed, ready.member.name, agreement.c2, place)]
@@ -238,13 +263,6 @@ class Proposed:
             ready.member.signing_key.sign(submission_message(agreement.c2, ready.member.name)),
         )
         return Submitted(agreement, place, values, message)
-
-    def observe(self, consensus: Consensus) -> Observing:
-        """The proposal did not make it into the assignment: go on as a holder only."""
-        self.once.take("observe")
-        if any(place.silo == self.ready.member.name for buffer in consensus.assignment for place in buffer):
-            raise RefusedError("this silo has a place in the assignment; it submits or leaves the round")
-        return Observing(self.ready._agree(consensus))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from fedrep.errors import CryptoError, RefusedError
 from fedrep.privacy import CoordinateRelease, Ledger, shown
+from fedrep.protocol.clip_range import is_range
 from fedrep.protocol.manifests import RoundManifest, RunManifest, SiloName, session_key_message
 from fedrep.protocol.messages import (
     Assignment,
@@ -25,6 +26,7 @@ from fedrep.protocol.messages import (
     confirmation_message,
     submission_message,
 )
+from fedrep.protocol.seats import SEED_BYTES, largest_seat, seats
 from fedrep.protocol.thresholds import holders_in_common, least_min_survivors, share_threshold
 from fedrep.secagg.keys import VerifyKey, check_agreement_public
 from fedrep.secagg.masking import RING_BITS
@@ -61,6 +63,9 @@ class Policy:
     expected_layout_hash: bytes | None = None
     allow_drills: bool = False
     pinned_fingerprints: frozenset[bytes] | None = None
+    pinned_admins: frozenset[bytes] | None = None
+    least_epoch: int = 1
+    whole_buffers: bool = False
     hours: tuple[int, int] | None = None
 
     def trains_at(self, hour: int) -> bool:
@@ -119,6 +124,16 @@ def check_run(run: RunManifest, policy: Policy, silo: str) -> None:
         problems.append("the initial model is not the one this silo expects")
     if policy.expected_layout_hash is not None and run.layout_hash != policy.expected_layout_hash:
         problems.append("the run's parameter names and shapes are not those of this silo's model")
+    if run.reshuffle_every < policy.least_epoch:
+        problems.append(f"buffers are drawn anew every {run.reshuffle_every} rounds; this silo asks for {policy.least_epoch}")
+    if len(run.buffer_seed) != SEED_BYTES:
+        problems.append(f"the seed of the buffers has {len(run.buffer_seed)} bytes, not {SEED_BYTES}")
+    elif not 1 <= run.buffer_size <= len(run.silos):
+        problems.append(f"{len(run.silos)} silos do not fill a buffer of {run.buffer_size}")
+    elif policy.whole_buffers and run.min_survivors < largest_seat(run):
+        problems.append(
+            f"sums over {run.min_survivors} of {largest_seat(run)} silos may be opened; this silo asks for whole buffers"
+        )
     if run.drills and not policy.allow_drills:
         problems.append("the run allows attack drills, and this silo does not take part in drills (allow_drills)")
     if problems:
@@ -136,14 +151,19 @@ def check_round(
     peers: Mapping[SiloName, PeerIdentity],
 ) -> None:
     """Rules 2, 5, 6 and 7 before a silo sends anything in a round."""
-    _check_round_number(manifest, last_round)
+    _check_round_number(manifest, run, last_round)
     _check_round_terms(manifest, run, policy, model_hash)
     if silo not in manifest.names:
         raise RefusedError(f"round {manifest.round} does not list this silo ({silo})", reason="NOT_IN_ROSTER")
     _check_roster(manifest, run, policy, peers)
 
 
-def _check_round_number(manifest: RoundManifest, last_round: int) -> None:
+def _check_round_number(manifest: RoundManifest, run: RunManifest, last_round: int) -> None:
+    if not max(run.from_round, 1) <= manifest.round <= run.rounds:
+        raise RefusedError(
+            f"round {manifest.round} is not among the rounds {max(run.from_round, 1)} to {run.rounds} that an admin signed",
+            reason="ROUND_NOT_SIGNED",
+        )
     if manifest.round <= last_round:
         raise RefusedError(
             f"round {manifest.round} is not later than round {last_round}, in which this silo already spoke",
@@ -165,6 +185,13 @@ def _check_round_terms(manifest: RoundManifest, run: RunManifest, policy: Policy
         "f": (manifest.byzantine, run.byzantine),
     }
     problems += [f"{what} differs from the run manifest" for what, (here, there) in fixed.items() if here != there]
+    if m < run.quorum:
+        problems.append(f"a roster of {m} is smaller than the quorum of {run.quorum}")
+    problems += [
+        f"the {phase} deadline is shorter than signed"
+        for phase in ("propose", "submit", "confirm", "reveal")
+        if not getattr(manifest.deadlines, phase) >= getattr(run.deadlines, phase)
+    ]
     if m < policy.smallest_roster:
         problems.append(f"a roster of {m} is smaller than the {policy.smallest_roster} this silo asks for")
     if m == 0 or manifest.per_silo != manifest.coordinates // m or manifest.per_silo < 1:
@@ -177,6 +204,8 @@ def _check_round_terms(manifest: RoundManifest, run: RunManifest, policy: Policy
     lowest = max(run.smallest_range, policy.smallest_range)
     if not (lowest <= manifest.clip_range <= run.largest_range):
         problems.append(f"range {manifest.clip_range:g} is outside {lowest:g}..{run.largest_range:g}")
+    if not is_range(manifest.clip_range, run.initial_range):
+        problems.append(f"range {manifest.clip_range:g} is not {run.initial_range:g} times a power of two")
     if manifest.model_hash != model_hash:
         problems.append("the model it starts from is not the one this silo holds")
     if problems:
@@ -231,9 +260,10 @@ def check_epsilon(manifest: RoundManifest, ledger: Ledger, policy: Policy) -> No
 def check_consensus(
     consensus: Consensus,
     manifest: RoundManifest,
+    run: RunManifest,
     indices: NDArray[np.int64],
 ) -> None:
-    """Rule 2 for everyone who confirms: roster names only, none twice, and no more coordinates than were asked for."""
+    """Rule 2 and N4 for everyone who confirms: roster names only, each in its seat, and no more coordinates than asked for."""
     if (consensus.run, consensus.round) != (manifest.run, manifest.round):
         raise RefusedError("the consensus belongs to another round", reason="WRONG_ROUND")
     if indices.size > len(manifest.roster) * manifest.per_silo:
@@ -241,6 +271,12 @@ def check_consensus(
     assigned = [place.silo for buffer in consensus.assignment for place in buffer]
     if len(set(assigned)) != len(assigned) or not set(assigned) <= set(manifest.names):
         raise RefusedError("the assignment names a silo twice or one outside the roster", reason="BAD_ASSIGNMENT")
+    fixed = seats(run, manifest.round)
+    shown = [[place.silo for place in buffer] for buffer in consensus.assignment]
+    if len(shown) != len(fixed) or any(
+        names != [name for name in seat if name in names] for names, seat in zip(shown, fixed, strict=True)
+    ):
+        raise RefusedError("the assignment is not the seats that the run's seed gives for this epoch", reason="WRONG_SEATS")
 
 
 def check_own_place(
@@ -251,8 +287,11 @@ def check_own_place(
     indices: NDArray[np.int64],
     c1: bytes,
     peers: Mapping[SiloName, PeerIdentity],
-) -> int:
-    """Rule 2 before submitting: the own buffer's index, if its members and the consensus are what this silo agreed to."""
+) -> int | None:
+    """Rule 2 before submitting: the own buffer's index, if its members and the consensus are what this silo agreed to.
+
+    None if too few of the buffer proposed: that is nobody's fault, and this silo goes on as a holder.
+    """
     if not np.isin(proposed, indices, assume_unique=True).all():
         raise RefusedError("the consensus leaves out coordinates this silo proposed", reason="PROPOSAL_LEFT_OUT")
     place = _own_place(consensus.assignment, record.silo)
@@ -261,10 +300,7 @@ def check_own_place(
     if stands.record_digest != record.digest(c1):
         raise RefusedError("the assignment shows another record than this silo's own", reason="RECORD_CHANGED")
     if len(buffer) < max(run.min_survivors, 2):
-        raise RefusedError(
-            f"this silo's buffer has {len(buffer)} members, fewer than min_survivors = {run.min_survivors}",
-            reason="BUFFER_TOO_SMALL",
-        )
+        return None
     _check_mates(consensus, place, record.silo, c1, peers)
     return place
 

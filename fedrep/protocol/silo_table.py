@@ -37,6 +37,7 @@ class Phase(Enum):
     MEETING = "fetching certificates"
     SETTLING = "asking what became of its last values"
     TRAINING = "training"
+    ABSTAINING = "abstaining"
     PROPOSING = "proposing"
     AGREEING = "waiting for the consensus"
     SUBMITTING = "submitting"
@@ -58,7 +59,7 @@ class Row(NamedTuple):
 
 P = Phase
 _NEXT = (P.IDLE, P.ASKING, P.ENDED)  # between rounds
-_ROUND = (P.FETCHING, P.MEETING, P.SETTLING, P.TRAINING, P.PROPOSING, P.AGREEING, P.CONCLUDING, P.REJOINING)
+_ROUND = (P.FETCHING, P.MEETING, P.SETTLING, P.TRAINING, P.ABSTAINING, P.PROPOSING, P.CONCLUDING, P.REJOINING, P.ENDED)
 _LEFT = (P.CONCLUDING, P.REJOINING)  # the silo leaves the round, and waits for how it ends
 _AFTER = (*_NEXT, *_ROUND)
 
@@ -68,6 +69,7 @@ IN_ROUND = frozenset(
         P.MEETING,
         P.SETTLING,
         P.TRAINING,
+        P.ABSTAINING,
         P.PROPOSING,
         P.AGREEING,
         P.SUBMITTING,
@@ -92,11 +94,13 @@ TABLE: Mapping[tuple[Phase, type], Row] = {
     (P.MEETING, Refusal): Row("_leave_round", _LEFT),
     (P.SETTLING, Concluded): Row("_settle_late", _ROUND),
     (P.SETTLING, Refusal): Row("_settle_late", _ROUND),
-    (P.TRAINING, Trained): Row("_take_training", (P.TRAINING, P.PROPOSING, P.AGREEING)),
-    (P.TRAINING, TrainingFailed): Row("_count_failure", (P.TRAINING, P.AGREEING)),
+    (P.TRAINING, Trained): Row("_take_training", (P.TRAINING, P.PROPOSING)),
+    (P.TRAINING, TrainingFailed): Row("_count_failure", (P.TRAINING, P.ABSTAINING)),
     (P.TRAINING, TimePassed): Row("_ask_while_training", (P.TRAINING,)),
     (P.TRAINING, Consensus): Row("_watch_consensus", (P.SURVIVING, *_LEFT)),
     (P.TRAINING, Refusal): Row("_leave_round", _LEFT),
+    (P.ABSTAINING, Accepted): Row("_has_abstained", (P.AGREEING,)),
+    (P.ABSTAINING, Refusal): Row("_has_abstained", (P.AGREEING,)),
     (P.PROPOSING, Accepted): Row("_has_proposed", (P.AGREEING, P.SUBMITTING, P.SURVIVING, *_LEFT)),
     (P.PROPOSING, Consensus): Row("_keep_consensus", (P.PROPOSING,)),
     (P.PROPOSING, Refusal): Row("_proposed_too_late", (P.PROPOSING, P.AGREEING, P.SUBMITTING, P.SURVIVING, *_LEFT)),

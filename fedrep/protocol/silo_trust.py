@@ -15,6 +15,7 @@ from fedrep.protocol.manifests import (
     round_manifest_message,
     run_manifest_message,
 )
+from fedrep.protocol.messages import SignedRollback, rollback_message
 from fedrep.protocol.silo_rules import PeerIdentity
 
 
@@ -46,6 +47,18 @@ def check_round_signature(signed: SignedRoundManifest, certificate: bytes, trust
             f"the round manifest is not signed by this federation's server: {error}", reason="BAD_ROUND"
         ) from error
     return signed.manifest
+
+
+def check_rollback(order: SignedRollback | None, run: RunManifest, trust: Trust) -> SignedRollback | None:
+    """An order about this run that an admin signed; anything else is as good as none."""
+    if order is None or order.run != run.digest():
+        return None
+    try:
+        admin = trust.member(order.certificate, "admin")
+        admin.verify_key.verify(order.signature, rollback_message(order.run, order.version, order.model_hash))
+    except CryptoError:
+        return None
+    return order
 
 
 class Chains:

@@ -18,6 +18,7 @@ from fedrep.protocol.manifests import (
     SiloName,
 )
 from fedrep.protocol.messages import (
+    Abstention,
     Assigned,
     Assignment,
     Confirmation,
@@ -32,6 +33,7 @@ from fedrep.protocol.messages import (
     RevealedShare,
     Secret,
     Signatures,
+    SignedRollback,
     Statement,
     Submission,
     Survivor,
@@ -39,6 +41,9 @@ from fedrep.protocol.messages import (
     Update,
 )
 from fedrep.wire.v1 import federation_pb2 as pb
+
+# Part of Join in both directions: a silo or server of another version says so, instead of refusing each other's rounds.
+PROTOCOL_VERSION = 2
 
 _SECRETS = {Secret.SEED: pb.SECRET_KIND_SEED, Secret.KEY: pb.SECRET_KIND_KEY}
 _SECRETS_BACK = {wire: secret for secret, wire in _SECRETS.items()}
@@ -147,6 +152,8 @@ def proposal_to_wire(proposal: Proposal) -> pb.ProposalHeader:
         key_share_hashes=list(proposal.key_share_hashes),
         coordinates_size=len(proposal.coordinates),
         coordinates_sha256=hashlib.sha256(proposal.coordinates).digest(),
+        clips=proposal.clips,
+        quiet=proposal.quiet,
     )
 
 
@@ -162,6 +169,8 @@ def proposal_from_wire(silo: SiloName, header: pb.ProposalHeader, coordinates: b
         tuple(header.sealed_shares),
         tuple(header.seed_share_hashes),
         tuple(header.key_share_hashes),
+        header.clips,
+        header.quiet,
     )
 
 
@@ -253,6 +262,27 @@ def reveal_from_wire(silo: SiloName, wire: pb.RevealSharesRequest) -> Reveal:
             raise DecodeError(f"the share of {share.dealer!r} does not say which secret it belongs to")
         shares.append(RevealedShare(SiloName(share.dealer), secret, share.share))
     return Reveal(silo, RunHash(wire.run), wire.round, tuple(shares))
+
+
+def abstention_to_wire(abstention: Abstention) -> pb.AbstainRequest:
+    return pb.AbstainRequest(
+        run=abstention.run,
+        round=abstention.round,
+        next_session_key=abstention.next_session_key,
+        next_session_signature=abstention.next_session_signature,
+    )
+
+
+def abstention_from_wire(silo: SiloName, wire: pb.AbstainRequest) -> Abstention:
+    return Abstention(silo, RunHash(wire.run), wire.round, wire.next_session_key, wire.next_session_signature)
+
+
+def rollback_to_wire(order: SignedRollback) -> pb.SignedRollback:
+    return pb.SignedRollback(**{name: getattr(order, name) for name in SignedRollback.__dataclass_fields__})
+
+
+def rollback_from_wire(wire: pb.SignedRollback) -> SignedRollback:
+    return SignedRollback(RunHash(wire.run), wire.version, wire.model_hash, wire.admin, wire.certificate, wire.signature)
 
 
 def statement_to_wire(statement: Statement) -> pb.Statement:

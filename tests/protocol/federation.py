@@ -9,8 +9,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrep import buffers
-from fedrep.buffers import largest_buffer
+from fedrep.buffers import sizes
 from fedrep.errors import CryptoError, OutOfPhaseError
 from fedrep.protocol.error_memory import ErrorMemory
 from fedrep.protocol.manifests import (
@@ -82,7 +81,7 @@ def run_manifest(silos: int, model: NDArray[np.float32], **changes: object) -> R
     size, f = int(str(settings["buffer_size"])), int(str(settings["byzantine"]))
     quorum = int(str(settings.get("quorum", min(default_quorum(silos, size, f), silos))))
     colluders = int(str(settings.get("colluders", default_colluders(size))))
-    bits = value_bits(int(str(settings["ring_bits"])), largest_buffer(quorum, silos, size))
+    bits = value_bits(int(str(settings["ring_bits"])), sizes(silos, size)[0])
     base = RunManifest(
         name="test",
         silos=names,
@@ -108,6 +107,7 @@ def run_manifest(silos: int, model: NDArray[np.float32], **changes: object) -> R
         rounds=100,
         deadlines=Deadlines(60, 60, 60, 60),
         drills=False,
+        buffer_seed=bytes(range(32)),
     )
     return replace(base, **{**settings, "quorum": quorum, "colluders": colluders})  # type: ignore[arg-type]
 
@@ -326,9 +326,8 @@ class Federation:
             byzantine=self.run.byzantine,
             deadlines=self.run.deadlines,
         )
-        order = tuple(SiloName(name) for name in buffers.shuffle(self.run.silos, self.rng))
         keys = {name: self.silos[name].signing_key.verify_key for name in names}
-        self.server = ServerRound(self.run, self.manifest, keys, order, self.rng)
+        self.server = ServerRound(self.run, self.manifest, keys, self.rng)
         return self.manifest
 
     def signed(self) -> SignedRoundManifest:

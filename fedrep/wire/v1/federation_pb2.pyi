@@ -38,7 +38,7 @@ class Deadlines(_message.Message):
     def __init__(self, propose: _Optional[float] = ..., submit: _Optional[float] = ..., confirm: _Optional[float] = ..., reveal: _Optional[float] = ...) -> None: ...
 
 class RunManifest(_message.Message):
-    __slots__ = ("name", "silos", "parameters", "layout_hash", "model_hash", "coordinates", "alpha", "buffer_size", "reshuffle_every", "ring_bits", "value_bits", "downlink_bits", "initial_range", "smallest_range", "largest_range", "quorum", "min_survivors", "colluders", "byzantine", "aggregator", "aggregator_settings", "rounds", "deadlines", "drills")
+    __slots__ = ("name", "silos", "parameters", "layout_hash", "model_hash", "coordinates", "alpha", "buffer_size", "reshuffle_every", "ring_bits", "value_bits", "downlink_bits", "initial_range", "smallest_range", "largest_range", "quorum", "min_survivors", "colluders", "byzantine", "aggregator", "aggregator_settings", "rounds", "deadlines", "drills", "buffer_seed", "predecessor", "from_round")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SILOS_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
@@ -63,6 +63,9 @@ class RunManifest(_message.Message):
     ROUNDS_FIELD_NUMBER: _ClassVar[int]
     DEADLINES_FIELD_NUMBER: _ClassVar[int]
     DRILLS_FIELD_NUMBER: _ClassVar[int]
+    BUFFER_SEED_FIELD_NUMBER: _ClassVar[int]
+    PREDECESSOR_FIELD_NUMBER: _ClassVar[int]
+    FROM_ROUND_FIELD_NUMBER: _ClassVar[int]
     name: str
     silos: _containers.RepeatedScalarFieldContainer[str]
     parameters: int
@@ -87,7 +90,10 @@ class RunManifest(_message.Message):
     rounds: int
     deadlines: Deadlines
     drills: bool
-    def __init__(self, name: _Optional[str] = ..., silos: _Optional[_Iterable[str]] = ..., parameters: _Optional[int] = ..., layout_hash: _Optional[bytes] = ..., model_hash: _Optional[bytes] = ..., coordinates: _Optional[int] = ..., alpha: _Optional[float] = ..., buffer_size: _Optional[int] = ..., reshuffle_every: _Optional[int] = ..., ring_bits: _Optional[int] = ..., value_bits: _Optional[int] = ..., downlink_bits: _Optional[int] = ..., initial_range: _Optional[float] = ..., smallest_range: _Optional[float] = ..., largest_range: _Optional[float] = ..., quorum: _Optional[int] = ..., min_survivors: _Optional[int] = ..., colluders: _Optional[int] = ..., byzantine: _Optional[int] = ..., aggregator: _Optional[str] = ..., aggregator_settings: _Optional[str] = ..., rounds: _Optional[int] = ..., deadlines: _Optional[_Union[Deadlines, _Mapping]] = ..., drills: _Optional[bool] = ...) -> None: ...
+    buffer_seed: bytes
+    predecessor: bytes
+    from_round: int
+    def __init__(self, name: _Optional[str] = ..., silos: _Optional[_Iterable[str]] = ..., parameters: _Optional[int] = ..., layout_hash: _Optional[bytes] = ..., model_hash: _Optional[bytes] = ..., coordinates: _Optional[int] = ..., alpha: _Optional[float] = ..., buffer_size: _Optional[int] = ..., reshuffle_every: _Optional[int] = ..., ring_bits: _Optional[int] = ..., value_bits: _Optional[int] = ..., downlink_bits: _Optional[int] = ..., initial_range: _Optional[float] = ..., smallest_range: _Optional[float] = ..., largest_range: _Optional[float] = ..., quorum: _Optional[int] = ..., min_survivors: _Optional[int] = ..., colluders: _Optional[int] = ..., byzantine: _Optional[int] = ..., aggregator: _Optional[str] = ..., aggregator_settings: _Optional[str] = ..., rounds: _Optional[int] = ..., deadlines: _Optional[_Union[Deadlines, _Mapping]] = ..., drills: _Optional[bool] = ..., buffer_seed: _Optional[bytes] = ..., predecessor: _Optional[bytes] = ..., from_round: _Optional[int] = ...) -> None: ...
 
 class SignedRunManifest(_message.Message):
     __slots__ = ("manifest", "admin", "certificate", "signature")
@@ -176,21 +182,39 @@ class Record(_message.Message):
     def __init__(self, silo: _Optional[str] = ..., mask_key: _Optional[bytes] = ..., seed_commitment: _Optional[bytes] = ..., next_session_key: _Optional[bytes] = ..., shares_digest: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("run_name", "session_key", "session_signature", "model_version", "software_version")
+    __slots__ = ("run_name", "session_key", "session_signature", "model_version", "software_version", "protocol_version")
     RUN_NAME_FIELD_NUMBER: _ClassVar[int]
     SESSION_KEY_FIELD_NUMBER: _ClassVar[int]
     SESSION_SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     run_name: str
     session_key: bytes
     session_signature: bytes
     model_version: int
     software_version: str
-    def __init__(self, run_name: _Optional[str] = ..., session_key: _Optional[bytes] = ..., session_signature: _Optional[bytes] = ..., model_version: _Optional[int] = ..., software_version: _Optional[str] = ...) -> None: ...
+    protocol_version: int
+    def __init__(self, run_name: _Optional[str] = ..., session_key: _Optional[bytes] = ..., session_signature: _Optional[bytes] = ..., model_version: _Optional[int] = ..., software_version: _Optional[str] = ..., protocol_version: _Optional[int] = ...) -> None: ...
+
+class SignedRollback(_message.Message):
+    __slots__ = ("run", "version", "model_hash", "admin", "certificate", "signature")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    MODEL_HASH_FIELD_NUMBER: _ClassVar[int]
+    ADMIN_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    run: bytes
+    version: int
+    model_hash: bytes
+    admin: str
+    certificate: bytes
+    signature: bytes
+    def __init__(self, run: _Optional[bytes] = ..., version: _Optional[int] = ..., model_hash: _Optional[bytes] = ..., admin: _Optional[str] = ..., certificate: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class JoinResponse(_message.Message):
-    __slots__ = ("run", "round", "model_version", "model_hash", "chain", "state", "server_certificate", "last_round", "evaluation_interval")
+    __slots__ = ("run", "round", "model_version", "model_hash", "chain", "state", "server_certificate", "last_round", "evaluation_interval", "protocol_version", "rollback")
     RUN_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -200,6 +224,8 @@ class JoinResponse(_message.Message):
     SERVER_CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
     LAST_ROUND_FIELD_NUMBER: _ClassVar[int]
     EVALUATION_INTERVAL_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    ROLLBACK_FIELD_NUMBER: _ClassVar[int]
     run: SignedRunManifest
     round: SignedRoundManifest
     model_version: int
@@ -209,7 +235,9 @@ class JoinResponse(_message.Message):
     server_certificate: bytes
     last_round: int
     evaluation_interval: int
-    def __init__(self, run: _Optional[_Union[SignedRunManifest, _Mapping]] = ..., round: _Optional[_Union[SignedRoundManifest, _Mapping]] = ..., model_version: _Optional[int] = ..., model_hash: _Optional[bytes] = ..., chain: _Optional[bytes] = ..., state: _Optional[str] = ..., server_certificate: _Optional[bytes] = ..., last_round: _Optional[int] = ..., evaluation_interval: _Optional[int] = ...) -> None: ...
+    protocol_version: int
+    rollback: SignedRollback
+    def __init__(self, run: _Optional[_Union[SignedRunManifest, _Mapping]] = ..., round: _Optional[_Union[SignedRoundManifest, _Mapping]] = ..., model_version: _Optional[int] = ..., model_hash: _Optional[bytes] = ..., chain: _Optional[bytes] = ..., state: _Optional[str] = ..., server_certificate: _Optional[bytes] = ..., last_round: _Optional[int] = ..., evaluation_interval: _Optional[int] = ..., protocol_version: _Optional[int] = ..., rollback: _Optional[_Union[SignedRollback, _Mapping]] = ...) -> None: ...
 
 class GetModelRequest(_message.Message):
     __slots__ = ("run", "version")
@@ -256,7 +284,7 @@ class GetCertificatesResponse(_message.Message):
     def __init__(self, certificates: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class ProposalHeader(_message.Message):
-    __slots__ = ("run", "round", "record", "next_session_signature", "sealed_shares", "seed_share_hashes", "key_share_hashes", "coordinates_size", "coordinates_sha256")
+    __slots__ = ("run", "round", "record", "next_session_signature", "sealed_shares", "seed_share_hashes", "key_share_hashes", "coordinates_size", "coordinates_sha256", "clips", "quiet")
     RUN_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
@@ -266,6 +294,8 @@ class ProposalHeader(_message.Message):
     KEY_SHARE_HASHES_FIELD_NUMBER: _ClassVar[int]
     COORDINATES_SIZE_FIELD_NUMBER: _ClassVar[int]
     COORDINATES_SHA256_FIELD_NUMBER: _ClassVar[int]
+    CLIPS_FIELD_NUMBER: _ClassVar[int]
+    QUIET_FIELD_NUMBER: _ClassVar[int]
     run: bytes
     round: int
     record: Record
@@ -275,7 +305,25 @@ class ProposalHeader(_message.Message):
     key_share_hashes: _containers.RepeatedScalarFieldContainer[bytes]
     coordinates_size: int
     coordinates_sha256: bytes
-    def __init__(self, run: _Optional[bytes] = ..., round: _Optional[int] = ..., record: _Optional[_Union[Record, _Mapping]] = ..., next_session_signature: _Optional[bytes] = ..., sealed_shares: _Optional[_Iterable[bytes]] = ..., seed_share_hashes: _Optional[_Iterable[bytes]] = ..., key_share_hashes: _Optional[_Iterable[bytes]] = ..., coordinates_size: _Optional[int] = ..., coordinates_sha256: _Optional[bytes] = ...) -> None: ...
+    clips: bool
+    quiet: bool
+    def __init__(self, run: _Optional[bytes] = ..., round: _Optional[int] = ..., record: _Optional[_Union[Record, _Mapping]] = ..., next_session_signature: _Optional[bytes] = ..., sealed_shares: _Optional[_Iterable[bytes]] = ..., seed_share_hashes: _Optional[_Iterable[bytes]] = ..., key_share_hashes: _Optional[_Iterable[bytes]] = ..., coordinates_size: _Optional[int] = ..., coordinates_sha256: _Optional[bytes] = ..., clips: _Optional[bool] = ..., quiet: _Optional[bool] = ...) -> None: ...
+
+class AbstainRequest(_message.Message):
+    __slots__ = ("run", "round", "next_session_key", "next_session_signature")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    NEXT_SESSION_KEY_FIELD_NUMBER: _ClassVar[int]
+    NEXT_SESSION_SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    run: bytes
+    round: int
+    next_session_key: bytes
+    next_session_signature: bytes
+    def __init__(self, run: _Optional[bytes] = ..., round: _Optional[int] = ..., next_session_key: _Optional[bytes] = ..., next_session_signature: _Optional[bytes] = ...) -> None: ...
+
+class AbstainResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class ProposeCoordinatesRequest(_message.Message):
     __slots__ = ("header", "chunk")

@@ -56,6 +56,11 @@ class FederationServiceStub:
                 request_serializer=fedrep_dot_wire_dot_v1_dot_federation__pb2.ProposeCoordinatesRequest.SerializeToString,
                 response_deserializer=fedrep_dot_wire_dot_v1_dot_federation__pb2.ProposeCoordinatesResponse.FromString,
                 _registered_method=True)
+        self.Abstain = channel.unary_unary(
+                '/fedrep.wire.v1.FederationService/Abstain',
+                request_serializer=fedrep_dot_wire_dot_v1_dot_federation__pb2.AbstainRequest.SerializeToString,
+                response_deserializer=fedrep_dot_wire_dot_v1_dot_federation__pb2.AbstainResponse.FromString,
+                _registered_method=True)
         self.GetConsensus = channel.unary_stream(
                 '/fedrep.wire.v1.FederationService/GetConsensus',
                 request_serializer=fedrep_dot_wire_dot_v1_dot_federation__pb2.GetConsensusRequest.SerializeToString,
@@ -126,6 +131,13 @@ class FederationServiceServicer:
 
     def ProposeCoordinates(self, request_iterator, context):
         """Takes I_k with the record and the sealed shares; header first, then coordinate chunks.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Abstain(self, request, context):
+        """Takes the word of a silo that proposes nothing in this round: it is not waited for.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -209,6 +221,11 @@ def add_FederationServiceServicer_to_server(servicer, server):
                     servicer.ProposeCoordinates,
                     request_deserializer=fedrep_dot_wire_dot_v1_dot_federation__pb2.ProposeCoordinatesRequest.FromString,
                     response_serializer=fedrep_dot_wire_dot_v1_dot_federation__pb2.ProposeCoordinatesResponse.SerializeToString,
+            ),
+            'Abstain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Abstain,
+                    request_deserializer=fedrep_dot_wire_dot_v1_dot_federation__pb2.AbstainRequest.FromString,
+                    response_serializer=fedrep_dot_wire_dot_v1_dot_federation__pb2.AbstainResponse.SerializeToString,
             ),
             'GetConsensus': grpc.unary_stream_rpc_method_handler(
                     servicer.GetConsensus,
@@ -361,6 +378,33 @@ class FederationService:
             '/fedrep.wire.v1.FederationService/ProposeCoordinates',
             fedrep_dot_wire_dot_v1_dot_federation__pb2.ProposeCoordinatesRequest.SerializeToString,
             fedrep_dot_wire_dot_v1_dot_federation__pb2.ProposeCoordinatesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Abstain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fedrep.wire.v1.FederationService/Abstain',
+            fedrep_dot_wire_dot_v1_dot_federation__pb2.AbstainRequest.SerializeToString,
+            fedrep_dot_wire_dot_v1_dot_federation__pb2.AbstainResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrep.buffers import sizes
 from fedrep.protocol.clip_range import ClipRange
-from fedrep.protocol.preflight import largest_expected_buffer
-from fedrep.protocol.thresholds import default_quorum
 from fedrep.quantize import LARGEST_RANGE, SMALLEST_RANGE, Quantized, RingFormat, open_mean, quantize, value_bits
 from fedrep_lab.methods.interface import ROUND_UP, Matrix, Setting, Vector
 
@@ -21,8 +20,7 @@ class Ring:
 
     def __init__(self, setting: Setting) -> None:
         cell = setting.cell
-        largest = largest_expected_buffer(default_quorum(cell.m, cell.s, cell.f), cell.m, cell.s)
-        self.format = RingFormat(cell.ring_bits, value_bits(cell.ring_bits, largest))
+        self.format = RingFormat(cell.ring_bits, value_bits(cell.ring_bits, sizes(cell.m, cell.s)[0]))
         self._setting = setting
         self._range = ClipRange(cell.initial_range)
         self._honest: list[Quantized] = []

@@ -13,7 +13,8 @@ import typer
 from fedrep import buffers, communication, privacy, theory
 from fedrep.errors import InvalidInputError
 from fedrep.protocol.manifests import RunManifest
-from fedrep.protocol.preflight import largest_expected_buffer, preflight
+from fedrep.protocol.preflight import preflight
+from fedrep.protocol.seats import largest_seat
 from fedrep.protocol.thresholds import buffers_needed, share_threshold
 from fedrep_cli import epsilon
 from fedrep_cli.epsilon import text
@@ -136,7 +137,7 @@ def buffer_sizes(run: RunManifest) -> dict[str, Any]:
     return {
         "count": buffers.number_of_buffers(m, run.buffer_size),
         "sizes": buffers.sizes(m, run.buffer_size),
-        "largest": largest_expected_buffer(run.quorum, m, run.buffer_size),
+        "largest": largest_seat(run),
         "value_bits": run.value_bits,
         "ring_bits": run.ring_bits,
     }

@@ -18,8 +18,9 @@ import structlog
 from numpy.typing import NDArray
 
 from fedrep import __version__
-from fedrep.errors import CryptoError, DecodeError, FedrepError, RefusedError
+from fedrep.errors import CryptoError, DecodeError, FedrepError, RefusedError, SettingsError
 from fedrep.protocol.messages import (
+    Abstention,
     Confirmation,
     Consensus,
     ModelName,
@@ -127,6 +128,8 @@ class Connection:
             case Proposal() as proposal:
                 spent = spent_epsilon(send.needs.state.journal.ledger)
                 await self.propose(proposal, epsilon_total=spent, **send.details)
+            case Abstention() as abstention:
+                await self.abstain(abstention)
             case GetConsensus(run, number):
                 return await self.consensus(run, number)
             case Submission() as submission:
@@ -158,9 +161,16 @@ class Connection:
             session_signature=signature,
             model_version=version,
             software_version=__version__,
+            protocol_version=codec.PROTOCOL_VERSION,
         )
         size = request.ByteSize() if session_key else 0  # without a key it only asks for news
         response = await self._call("Join", lambda stub: stub.Join(request, timeout=CALL_SECONDS), size)
+        if response.protocol_version != codec.PROTOCOL_VERSION:
+            raise SettingsError(
+                f"this fedrep speaks version {codec.PROTOCOL_VERSION} of the protocol, the server version "
+                f"{max(response.protocol_version, 1)}; install the same release on both sides",
+                reason="OTHER_VERSION",
+            )
         return Joined(
             codec.signed_run_from_wire(response.run),
             codec.signed_round_from_wire(response.round) if response.HasField("round") else None,
@@ -169,6 +179,7 @@ class Connection:
             response.server_certificate,
             response.last_round,
             max(response.evaluation_interval, 1),
+            codec.rollback_from_wire(response.rollback) if response.HasField("rollback") else None,
         )
 
     async def model(self, run: bytes, version: int) -> tuple[int, NDArray[np.float32]]:
@@ -190,6 +201,12 @@ class Connection:
         header = codec.proposal_to_wire(proposal)
         request = pb.ProposeCoordinatesRequest
         await self._upload("ProposeCoordinates", request, header, proposal.coordinates, proposal.round, **details)
+
+    async def abstain(self, abstention: Abstention) -> None:
+        request = codec.abstention_to_wire(abstention)
+        await self._call(
+            "Abstain", lambda stub: stub.Abstain(request, timeout=CALL_SECONDS), request.ByteSize(), abstention.round
+        )
 
     async def consensus(self, run: bytes, round_number: int) -> Consensus:
         async def fetch(stub: Any) -> Consensus:

@@ -21,7 +21,6 @@ from fedrep.protocol.silo_effects import (
     Doing,
     FailedTraining,
     HasJoined,
-    HasSubmitted,
     HasTrained,
     Joined,
     News,
@@ -53,7 +52,6 @@ class Reports:
         self._state = state
         self._training = training
         self._trained: Trained | None = None
-        self._clip_rate: float | None = None
         self._sent_before = 0
         self._remarked = ("", 0.0)
         self._evaluate_every = 1
@@ -71,8 +69,6 @@ class Reports:
                 self._joined(run, joined)
             case HasTrained(trained):
                 self._trained = trained
-            case HasSubmitted(manifest, clip_rate):
-                await self._submitted(manifest, clip_rate)
             case RunRefused(run, last_round, error):
                 await self._refused_run(run, last_round, error)
             case Problem(manifest, error, own):
@@ -108,14 +104,6 @@ class Reports:
         self.phase(None, "joined")
         if not again:  # a silo between rounds asks every second
             log.info("joined", run=run.name, state=joined.state, model_version=joined.model.version)
-
-    async def _submitted(self, manifest: RoundManifest, clip_rate: float) -> None:
-        """The clip rate goes out before the round ends: the next range depends on it."""
-        self._clip_rate = clip_rate
-        self.status.pop("problem", None)
-        if self._settings.report != "none":
-            request = pb.ReportMetricsRequest(run=manifest.run, round=manifest.round, clip_rate=clip_rate)
-            await self._send(request)
 
     async def _refused_run(self, run: RunManifest, last_round: int, error: FedrepError) -> None:
         """What this silo's policy forbids, the consortium should see."""
@@ -178,7 +166,7 @@ class Reports:
             bytes_sent=sent,
             epsilon=self.status["epsilon_total"],
         )
-        self._trained, self._clip_rate = None, None
+        self._trained = None
 
     def _add_counts(self, request: pb.ReportMetricsRequest, ledger: Ledger, given_up: int) -> None:
         request.given_up = given_up
@@ -186,8 +174,6 @@ class Reports:
             request.epsilon_total = ledger.total
         if self._settings.policy.epsilon_budget is not None:
             request.epsilon_budget = self._settings.policy.epsilon_budget
-        if self._clip_rate is not None:
-            request.clip_rate = self._clip_rate
         if self._trained is not None:
             request.samples = self._trained.samples
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import secrets
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from fedrep.buffers import sizes
 from fedrep.errors import SettingsError
 from fedrep.protocol.manifests import Deadlines, RunManifest, SignedRunManifest, SiloName, run_manifest_message
-from fedrep.protocol.preflight import largest_expected_buffer
+from fedrep.protocol.seats import SEED_BYTES
 from fedrep.protocol.thresholds import default_colluders, default_min_survivors, default_quorum
 from fedrep.quantize import value_bits
 from fedrep.secagg.keys import SigningKey
@@ -53,11 +55,13 @@ class RunConfig(Section):
     fraction: float = Field(default=0.05, gt=0, description="K/d, share of the coordinates that is sent per round")
     alpha: float = Field(default=0.5, ge=0, le=1, description="share of random coordinates in each proposal")
     buffer_size: int = Field(default=2, ge=1, description="s, silos per buffer")
-    reshuffle_every: int = Field(default=1, ge=1, description="rounds until buffers are drawn anew; 1 as in the paper")
+    reshuffle_every: int = Field(
+        default=10, ge=1, description="rounds of an epoch, in which buffers stay the same; 1 as in the paper, and leaks more"
+    )
     byzantine_count: int = Field(default=0, ge=0, description="f, silos that may send anything")
     colluders: int | None = Field(default=None, ge=0, description="c, silos that may help a curious server")
     min_survivors: int | None = Field(default=None, ge=1, description="survivors a buffer needs to be opened")
-    quorum: int | None = Field(default=None, ge=1, description="silos that must propose")
+    quorum: int | None = Field(default=None, ge=1, description="silos that a round needs")
     ring_bits: int = Field(default=16, description="B: 8, 16 or 32")
     downlink_bits: int = Field(default=16, description="16 or 32")
     initial_range: float = Field(default=0.1, gt=0, description="R of the first round")
@@ -80,7 +84,6 @@ class RunConfig(Section):
         quorum = self.quorum if self.quorum is not None else default_quorum(m, s, f)
         colluders = self.colluders if self.colluders is not None else default_colluders(s)
         least = self.min_survivors if self.min_survivors is not None else default_min_survivors(s, colluders)
-        largest = largest_expected_buffer(quorum, m, s)
         limits = self.deadlines
         return RunManifest(
             name=self.name,
@@ -93,7 +96,7 @@ class RunConfig(Section):
             buffer_size=s,
             reshuffle_every=self.reshuffle_every,
             ring_bits=self.ring_bits,
-            value_bits=max(value_bits(self.ring_bits, largest), 0),
+            value_bits=max(value_bits(self.ring_bits, sizes(m, s)[0]), 0),
             downlink_bits=self.downlink_bits,
             initial_range=self.initial_range,
             smallest_range=self.smallest_range,
@@ -107,6 +110,7 @@ class RunConfig(Section):
             rounds=self.rounds,
             deadlines=Deadlines(limits.propose, limits.submit, limits.confirm, limits.reveal),
             drills=self.drills,
+            buffer_seed=secrets.token_bytes(SEED_BYTES),
         )
 
     def _aggregator_settings(self) -> str:

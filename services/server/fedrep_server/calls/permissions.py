@@ -17,6 +17,7 @@ PERMISSIONS: dict[str, frozenset[Role]] = {
     FEDERATION + "GetModel": _FOLLOWERS,
     FEDERATION + "GetCertificates": _SILO,
     FEDERATION + "ProposeCoordinates": _SILO,
+    FEDERATION + "Abstain": _SILO,
     FEDERATION + "GetConsensus": _SILO,
     FEDERATION + "SubmitMaskedShare": _SILO,
     FEDERATION + "GetSurvivors": _SILO,

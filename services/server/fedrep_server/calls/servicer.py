@@ -17,6 +17,7 @@ from fedrep.wire.v1 import federation_pb2 as pb
 from fedrep.wire.v1 import federation_pb2_grpc
 from fedrep_identity.certificates import PeerCertificate, Role
 from fedrep_server.calls.interceptor import caller, concerns_run
+from fedrep_server.calls.versions import require_same_version
 from fedrep_server.rounds.coordinator import Coordinator
 from fedrep_server.rounds.run_driver import RunDriver
 
@@ -31,6 +32,7 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
 
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinResponse:
         peer = caller()
+        require_same_version(request.protocol_version)
         driver = self._welcomed(self._coordinator.run_named(request.run_name))
         if peer.identity.role is Role.SILO:
             entry = _roster_entry(driver, peer, request) if request.session_key else None
@@ -48,6 +50,7 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
             server_certificate=self._coordinator.server_certificate,
             last_round=driver.last_round,
             evaluation_interval=driver.records.options.evaluation_interval,
+            protocol_version=codec.PROTOCOL_VERSION,
         )
         if driver.open is not None:
             response.round.CopyFrom(codec.signed_round_to_wire(driver.open.signed))
@@ -84,6 +87,11 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         proposal = codec.proposal_from_wire(_silo(), header, await collect(request_iterator, assembler))
         await driver.deliver(proposal)
         return pb.ProposeCoordinatesResponse()
+
+    async def Abstain(self, request: pb.AbstainRequest, context: Context) -> pb.AbstainResponse:
+        driver = self._run(request.run)
+        await driver.deliver(codec.abstention_from_wire(_silo(), request))
+        return pb.AbstainResponse()
 
     async def GetConsensus(self, request: pb.GetConsensusRequest, context: Context) -> AsyncIterator[pb.GetConsensusResponse]:
         driver = self._run(request.run)

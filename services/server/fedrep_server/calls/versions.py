@@ -1,7 +1,7 @@
-"""A caller of another version of the protocol is told so, and what to install, instead of gRPC's `Method not found!`.
+"""A caller of another version is told so, and what to install, instead of gRPC's `Method not found!`.
 
-The version is part of every method's name (`/fedrep.wire.v1.FederationService/Join`); within one version messages only grow
-(`buf breaking` in `make check` sees to it), so that silos of any release of that version work together.
+The major version of the contract is part of every method's name (`/fedrep.wire.v1.FederationService/Join`); within it messages
+only grow (`buf breaking` in `make check` sees to it). The version of the protocol, the rules behind the messages, is told in Join.
 """
 
 from __future__ import annotations
@@ -14,10 +14,23 @@ from typing import Any
 import grpc
 
 from fedrep.errors import SettingsError
+from fedrep.wire.codec import PROTOCOL_VERSION
 from fedrep_runtime.status import abort_with
 
 SPOKEN = 1
 _VERSION = re.compile(r"^/fedrep\.wire\.v(\d+)\.")
+
+
+def require_same_version(spoken: int) -> None:
+    """What Join says; a silo of before version 2 says nothing."""
+    if spoken != PROTOCOL_VERSION:
+        other = max(spoken, 1)
+        outdated = "the silo's fedrep" if other < PROTOCOL_VERSION else "the server"
+        raise SettingsError(
+            f"This silo speaks version {other} of the protocol, this server (fedrep {version('fedrep')}) version "
+            f"{PROTOCOL_VERSION}. Upgrade {outdated}, so that both speak the same version.",
+            reason="OTHER_VERSION",
+        )
 
 
 def refusal(method: str) -> Any:

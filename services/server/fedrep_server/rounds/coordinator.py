@@ -13,7 +13,7 @@ import structlog
 from fedrep.errors import ConflictError, CryptoError, InvalidInputError, NotFoundError
 from fedrep.protocol.announcement import Dice
 from fedrep.protocol.goals import Goals
-from fedrep.protocol.manifests import SignedRunManifest, SiloName, run_manifest_message
+from fedrep.protocol.manifests import SignedRunManifest, run_manifest_message
 from fedrep.protocol.model_state import ServerModel
 from fedrep.protocol.preflight import preflight
 from fedrep.protocol.run_events import Restarted
@@ -185,8 +185,6 @@ class Coordinator:
         if self._reported.get(reporter) == request:
             return  # the answer was lost; an event for it stands in the log already
         metrics = {field.name: value for field, value in request.ListFields() if field.name not in ("run", "round")}
-        if request.HasField("clip_rate"):
-            await driver.report_clip_rate(SiloName(peer.identity.name), request.round, request.clip_rate)
         name, role = driver.manifest.name, peer.identity.role.value
         await asyncio.to_thread(self.store.add_metrics, name, request.round, peer.identity.name, role, metrics)
         self._reported[reporter] = request

@@ -34,7 +34,6 @@ from fedrep.protocol.run_effects import (
     OpenedRound,
 )
 from fedrep.protocol.run_events import (
-    ClipRateReported,
     Exclude,
     Joined,
     Left,
@@ -168,10 +167,6 @@ class RunDriver:
     async def statements(self, round_number: int) -> tuple[Statement, ...]:
         known = self.records.known_statements(round_number)
         return known if known is not None else await asyncio.to_thread(self.records.statements, round_number)
-
-    async def report_clip_rate(self, silo: SiloName, round_number: int, rate: float) -> None:
-        if self.machine.is_open(round_number):
-            await self._interpreter.tell(ClipRateReported(silo, round_number, rate))
 
     async def stop(self, reason: str) -> None:
         """For good; stopping again changes nothing."""
