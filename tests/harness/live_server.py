@@ -197,10 +197,9 @@ class LiveServer:
             held["round"] = {
                 key: _frozen(value)
                 for key, value in vars(machine).items()
-                if key not in ("_keys", "_rng", "_order", "_book", "run", "manifest")
+                if key not in ("_keys", "_rng", "_book", "run", "manifest")
             }
             held["book"] = {key: _frozen(value) for key, value in vars(machine._book).items() if key != "_proposals"}
-            held["clip_rates"] = dict(driver.machine._clip_rates)
         return held
 
 

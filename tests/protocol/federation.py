@@ -430,6 +430,12 @@ class Federation:
             self.effects += self.round.receive(silo.said(Reveal))
         silo.answer(Reveal, Accepted())
 
+    def finish_reveals(self) -> None:
+        """Everyone who confirmed reveals, as long as the round wants it."""
+        for silo in self.members:
+            if silo.player.waits_for(Confirmation) and self.round.phase is Phase.REVEAL:
+                self.reveal(silo)
+
     def deadline(self) -> None:
         self.effects += self.round.receive(DeadlinePassed(self.round.phase))
 

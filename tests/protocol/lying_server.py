@@ -30,7 +30,7 @@ from fedrep.protocol.messages import (
     consensus_context,
     statement_message,
 )
-from fedrep.protocol.silo_round import Confirmed, Submitted
+from fedrep.protocol.silo_round import Confirmed, Proposed, Submitted
 from fedrep.secagg import shamir
 from fedrep.secagg.keys import AgreementKey, SecretBytes
 from fedrep.secagg.masking import Mask, add_masks, pair_mask, ring_dtype, self_mask
@@ -90,7 +90,7 @@ class LyingServer:
         """The silo submits under this consensus, or raises what it has against it."""
         consensus = self.consensus(silo, groups, indices)
         assert silo.proposed is not None
-        silo.submitted = silo.proposed.on_consensus(consensus, silo.g, silo.rng)
+        silo.submitted = submitted_of(silo.proposed, consensus, silo)
         c2 = consensus_context(self.c1, consensus.coordinates, consensus.assignment)
         self.submissions[silo.name] = (silo.submitted.message, consensus.assignment, c2)
         return silo.submitted
@@ -192,6 +192,13 @@ class LyingServer:
             else:
                 return None
         return masks
+
+
+def submitted_of(proposed: Proposed, consensus: Consensus, silo: Silo) -> Submitted:
+    """The silo's own step on a consensus, which must have a place for it."""
+    step = proposed.on_consensus(consensus, silo.g, silo.rng)
+    assert isinstance(step, Submitted)
+    return step
 
 
 def plain(silo: Silo) -> bytes:

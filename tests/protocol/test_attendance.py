@@ -32,12 +32,13 @@ def report(
     silent: Iterable[SiloName] = (),
     failed: Iterable[SiloName] = (),
     incomplete: Iterable[SiloName] = (),
+    missed: Iterable[SiloName] = (),
 ) -> RoundReport:
     names = tuple(roster)
     answered = frozenset(names) - frozenset(silent)
-    complete = answered - frozenset(failed) - frozenset(incomplete)
+    complete = answered - frozenset(failed) - frozenset(incomplete) - frozenset(missed)
     keys = {name: (b"next of " + name.encode(), b"signed") for name in answered}
-    return RoundReport(names, answered, complete, frozenset(failed), keys)
+    return RoundReport(names, answered, complete, frozenset(failed), frozenset(missed), keys)
 
 
 def names(attendance: Attendance, round_number: int) -> list[SiloName]:
@@ -147,3 +148,23 @@ def test_a_played_round_leaves_out_the_silent_and_sits_out_the_vanished(phase: P
     after = attendance.after_round(1, federation.round.result.report)
     assert names(after, 2) == names_of[1:]
     assert (names_of[0] in names(after, 3)) is (phase is Phase.SUBMIT)
+
+
+def test_only_the_third_miss_in_a_row_is_a_penalty() -> None:
+    """Penalties at the first miss would cost a third of all contributions."""
+    attendance = joined(*EVERYONE)
+    for number in (1, 2):
+        attendance = attendance.after_round(number, report(missed=[B]))
+        assert names(attendance, number + 1) == [A, B, C]
+    third = attendance.after_round(3, report(missed=[B]))
+    assert names(third, 4) == [A, C]
+    assert names(third, 5) == [A, B, C]
+    forgiven = attendance.after_round(3, report()).after_round(4, report(missed=[B]))
+    assert names(forgiven, 5) == [A, B, C], "a full round clears its record"
+
+
+def test_who_abstains_is_not_penalised() -> None:
+    attendance = joined(*EVERYONE)
+    for number in range(1, 9):
+        attendance = attendance.after_round(number, report(incomplete=[B]))
+    assert names(attendance, 9) == [A, B, C]

@@ -21,6 +21,7 @@ from fedrep.protocol.messages import (
 )
 from fedrep.protocol.round_effects import PhaseStarted, RoundEnded
 from tests.protocol.federation import Federation, Silo
+from tests.protocol.lying_server import submitted_of
 from tests.protocol.refusal import abort, assert_ignored, assert_refused, but, message_of, other_deadlines
 from tests.protocol.test_propose import proposal_of
 
@@ -93,7 +94,7 @@ def test_a_late_submission_after_the_set_closed_is_refused(waiting: Waiting) -> 
     federation = waiting[0]
     late = federation.members[0]
     assert late.proposed is not None
-    submitted = late.proposed.on_consensus(federation.round.consensus_for(late.name), late.g, late.rng)
+    submitted = submitted_of(late.proposed, federation.round.consensus_for(late.name), late)
     assert_refused(federation.round, submitted.message, OutOfPhaseError, "OUT_OF_PHASE")
 
 

@@ -13,6 +13,7 @@ from fedrep.errors import FedrepError
 from fedrep.protocol.manifests import RunHash, SiloName
 from fedrep.protocol.messages import Event, Phase, RevealedShare, Secret
 from tests.protocol.federation import Federation
+from tests.protocol.lying_server import submitted_of
 from tests.protocol.refusal import snapshot
 from tests.protocol.test_propose import proposal_of
 
@@ -35,7 +36,7 @@ def rounds(request: pytest.FixtureRequest) -> dict[Phase, tuple[Federation, Even
         elif phase is Phase.SUBMIT:
             assert silo.proposed is not None
             seen = server.consensus_for(silo.name)
-            made[phase] = federation, silo.proposed.on_consensus(seen, silo.g, silo.rng).message
+            made[phase] = federation, submitted_of(silo.proposed, seen, silo).message
         elif phase is Phase.CONFIRM:
             assert silo.submitted is not None
             made[phase] = federation, silo.submitted.on_survivors(server.survivors()).message

@@ -14,7 +14,7 @@ from fedrep.protocol.silo_effects import Accepted
 from fedrep.protocol.silo_rules import Policy, check_run
 from fedrep.secagg.keys import AgreementKey
 from tests.protocol.federation import Federation, entropy_from
-from tests.protocol.lying_server import LyingServer
+from tests.protocol.lying_server import LyingServer, submitted_of
 from tests.protocol.silo_refusal import refused
 
 
@@ -109,7 +109,7 @@ def test_one_unsigned_submission_stops_nobody() -> None:
     federation.until(Phase.SUBMIT)
     liar = federation.members[0]
     assert liar.proposed is not None
-    message = liar.proposed.on_consensus(federation.round.consensus_for(liar.name), liar.g, liar.rng).message
+    message = submitted_of(liar.proposed, federation.round.consensus_for(liar.name), liar).message
     with pytest.raises(CryptoError):
         federation.round.receive(replace(message, signature=b"unsigned"))
     for silo in federation.members[1:]:

@@ -17,6 +17,7 @@ from fedrep.protocol.messages import Outcome, Phase, Secret, Survivor, SurvivorS
 from fedrep.protocol.opening import Combined, combine_buffers, configured_rule, recover, share_matches
 from fedrep.protocol.preflight import preflight
 from fedrep.protocol.round_effects import Noted, RoundEnded, RoundResult
+from fedrep.protocol.seats import seats
 from fedrep.quantize import RingFormat, open_mean
 from fedrep.secagg import shamir
 from tests.protocol.byzantine import garbage_shares, propose_with_bad_shares, submit_random_values
@@ -132,7 +133,7 @@ def test_a_dealer_of_a_wrong_mask_key_that_vanishes_spoils_its_own_buffer_and_si
 
 def test_two_cheats_in_one_buffer_are_both_found_out() -> None:
     federation = attacked()
-    first, second = (federation.silos[name] for name in federation.round._order[:2])
+    first, second = (federation.silos[name] for name in seats(federation.run, 1)[0][:2])
     propose_with_bad_shares(federation, first, seed=b"\1" * 32)
     propose_with_bad_shares(federation, second, seed=b"\2" * 32)
     result = play_on(federation)

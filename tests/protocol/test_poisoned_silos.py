@@ -19,6 +19,7 @@ from fedrep.protocol.opening import Combined, combine_buffers
 from fedrep.protocol.preflight import preflight
 from tests.protocol.byzantine import garbage_shares, propose_with_bad_shares, submit_random_values
 from tests.protocol.federation import Federation, Silo
+from tests.protocol.lying_server import submitted_of
 from tests.protocol.test_opening import buffer_of, play_on
 
 ROBUST = sorted(set(AGGREGATORS) - {"mean"})
@@ -108,7 +109,7 @@ def vector_of(length: Callable[[int], int]) -> Callable[[Federation, Silo], None
 
     def submit(federation: Federation, silo: Silo) -> None:
         assert silo.proposed is not None
-        honest = silo.proposed.on_consensus(federation.round.consensus_for(silo.name), silo.g, silo.rng)
+        honest = submitted_of(silo.proposed, federation.round.consensus_for(silo.name), silo)
         refused(federation, replace(honest.message, masked=bytes(length(len(honest.message.masked)))))
 
     return submit

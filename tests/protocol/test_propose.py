@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fedrep.buffers import cut
 from fedrep.coding import decode_coordinates, encode_coordinates
 from fedrep.errors import (
     ConflictError,
@@ -32,6 +31,7 @@ from fedrep.protocol.messages import (
     share_list_digest,
 )
 from fedrep.protocol.round_effects import Noted, PhaseStarted, RoundEnded
+from fedrep.protocol.seats import seats
 from fedrep.secagg.keys import AgreementKey
 from tests.protocol.federation import Federation, Silo, entropy_from
 from tests.protocol.refusal import abort, assert_ignored, assert_refused, but, message_of, other_deadlines, sign_again, snapshot
@@ -287,7 +287,7 @@ def test_an_abort_skips_the_round_and_blames_nobody() -> None:
     assert result.report.answered == set(federation.round.manifest.names), "no silo had the time it was promised"
 
 
-def test_the_consensus_is_the_union_in_buffers_of_the_given_order() -> None:
+def test_the_consensus_is_the_union_in_the_seats_of_the_epoch() -> None:
     federation = Federation.of(7, parameters=100, buffer_size=3)
     server = federation.until(Phase.SUBMIT)
     assert all(silo.proposed is not None for silo in federation.members)
@@ -296,8 +296,7 @@ def test_the_consensus_is_the_union_in_buffers_of_the_given_order() -> None:
         seen = server.consensus_for(silo.name)
         np.testing.assert_array_equal(decode_coordinates(seen.coordinates, 100), union)
         assert seen.assignment == server.consensus_for(federation.members[0].name).assignment
-    expected = [sorted(group) for group in cut(server._order, 3)]
-    assert [[silo.name for silo in buffer] for buffer in federation.by_buffer()] == expected
+    assert [tuple(silo.name for silo in buffer) for buffer in federation.by_buffer()] == list(seats(federation.run, 1))
 
 
 def test_a_silo_sees_its_mates_records_and_its_own_shares_and_no_others() -> None:

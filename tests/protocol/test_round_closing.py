@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fedrep.privacy import coordinate_epsilon
+from fedrep.protocol.clip_range import RangeBits
 from fedrep.protocol.manifests import SiloName
 from fedrep.protocol.messages import Outcome, Phase, Statement
 from fedrep.protocol.model_state import ServerModel
@@ -33,10 +34,9 @@ def progress_of(federation: Federation, model: ServerModel) -> RunProgress:
     return replace(progress, attendance=attendance)
 
 
-def closed(federation: Federation, result: RoundResult, progress: RunProgress, **clip_rates: float) -> ClosedRound:
+def closed(federation: Federation, result: RoundResult, progress: RunProgress) -> ClosedRound:
     assert federation.manifest is not None
-    rates = {SiloName(name.replace("_", "-")): rate for name, rate in clip_rates.items()}
-    return close_round(federation.run, federation.manifest, result, progress, rates)
+    return close_round(federation.run, federation.manifest, result, progress)
 
 
 def test_an_applied_round_moves_the_model_and_names_it_in_the_update() -> None:
@@ -99,18 +99,16 @@ def test_the_same_coordinates_again_cost_nothing() -> None:
     assert others
 
 
-def test_clip_rates_of_survivors_alone_steer_the_range() -> None:
+def test_what_proposers_say_about_their_values_steers_the_range() -> None:
     federation = Federation.of(6)
     before = federation.model
-    result = played(federation, silo_00=Phase.SUBMIT)
-    assert result.outcome is Outcome.APPLIED, result.reason
+    result = played(federation)
     progress = progress_of(federation, before)
-    loud = closed(federation, result, progress, silo_01=0.5, silo_02=0.25)
-    assert loud.clip_rate == 0.375
-    assert loud.progress.clip_range.value == 2 * progress.clip_range.value
-    dropped = closed(federation, result, progress, silo_00=0.5)
-    assert dropped.clip_rate is None
-    assert dropped.progress.clip_range.value == progress.clip_range.value
+    loud = replace(result, bits={name: RangeBits(clips=name != "silo-00", quiet=False) for name in result.bits})
+    assert closed(federation, loud, progress).clip_rate == pytest.approx(5 / 6)
+    assert closed(federation, loud, progress).progress.clip_range.value == 2 * progress.clip_range.value
+    calm = replace(result, bits={name: RangeBits(clips=False, quiet=False) for name in result.bits})
+    assert closed(federation, calm, progress).progress.clip_range.value == progress.clip_range.value
 
 
 def test_every_silo_of_the_run_has_its_fate() -> None:

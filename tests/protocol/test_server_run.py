@@ -27,7 +27,6 @@ from fedrep.protocol.run_effects import (
     SetTimer,
 )
 from fedrep.protocol.run_events import (
-    ClipRateReported,
     Counted,
     CountUnknown,
     Exclude,
@@ -281,22 +280,13 @@ def test_the_outcome_of_an_old_round_is_on_disk_only_and_of_a_future_one_nowhere
         machine.update_of(3)
 
 
-def test_clip_rates_count_in_the_round_they_are_about() -> None:
+def test_r_follows_what_proposers_say_about_their_values() -> None:
     run = four()
-    first = names_of(run)[0]
-    run.join()
-    run.open_round()
-    for number, rate in ((0, 0.9), (1, 0.5), (2, 0.9)):
-        assert run.interpreter.machine.receive(ClipRateReported(first, number, rate)) == []
-    for phase in (run.propose, run.submit, run.confirm):
-        for silo in run.members:
-            phase(silo)
-    for silo in run.members:
-        run.reveal(silo)
-    assert run.finish().outcome is Outcome.APPLIED
-    assert run.interpreter.machine.progress.clip_range.value == 2 * run.run.initial_range
+    run.updates = {name: np.full(run.run.parameters, 5.0, np.float32) for name in run.silos}
     run.play_all()
-    assert run.interpreter.machine.progress.clip_range.value == 2 * run.run.initial_range, "nobody reported in this round"
+    assert run.interpreter.machine.progress.clip_range.value == 2 * run.run.initial_range
+    run.updates = {name: np.zeros(run.run.parameters, np.float32) for name in run.silos}
+    run.play_all()
 
 
 def bring_to(run: PlayedRun, state: RunState) -> ServerRun:

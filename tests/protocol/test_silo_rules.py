@@ -44,9 +44,6 @@ def test_a_silo_that_refused_a_consensus_is_not_shown_a_better_one() -> None:
     honest = federation.round.consensus_for(silo.name)
     refused("BAD_MATE", lambda: submit_to(silo, replace(honest, mates=())))
     refused("ONCE_PER_ROUND", lambda: submit_to(silo, honest))
-    assert silo.proposed is not None
-    proposed = silo.proposed
-    refused("ONCE_PER_ROUND", lambda: proposed.observe(honest))
 
 
 def test_a_silo_signs_one_survivor_set_per_round() -> None:

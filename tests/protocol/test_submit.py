@@ -30,6 +30,7 @@ from fedrep.protocol.messages import (
 )
 from fedrep.protocol.round_effects import Noted, PhaseStarted, RoundEnded
 from tests.protocol.federation import Federation, Silo
+from tests.protocol.lying_server import submitted_of
 from tests.protocol.refusal import abort, assert_ignored, assert_refused, but, message_of, other_deadlines
 from tests.protocol.test_propose import proposal_of
 
@@ -49,7 +50,7 @@ def waiting() -> Waiting:
         federation.submit(silo)
     last = federation.members[-1]
     assert last.proposed is not None
-    submitted = last.proposed.on_consensus(federation.round.consensus_for(last.name), last.g, last.rng)
+    submitted = submitted_of(last.proposed, federation.round.consensus_for(last.name), last)
     return federation, last, submitted.message
 
 

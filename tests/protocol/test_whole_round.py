@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from time import perf_counter
 
 import numpy as np
@@ -130,34 +129,3 @@ def test_thirty_two_silos_with_attackers_and_dropouts_play_a_round() -> None:
     assert result.report.failed == {dealer.name, silent[Phase.SUBMIT].name}
     assert len(result.opened) >= 7
     assert {note.kind for note in federation.effects if isinstance(note, Noted)} >= {"late", "dropped", "share", "discarded"}
-
-
-def test_the_same_seed_gives_the_same_buffers_and_another_one_others() -> None:
-    def buffers(seed: int) -> list[list[str]]:
-        federation = Federation.of(12, seed=seed)
-        federation.until(Phase.SUBMIT)
-        return [[silo.name for silo in buffer] for buffer in federation.by_buffer()]
-
-    assert buffers(1) == buffers(1)
-    assert buffers(1) != buffers(2)
-
-
-def test_an_order_kept_between_rounds_keeps_the_buffers() -> None:
-    """`reshuffle_every`: the driver hands the same order to the rounds of one epoch, and a dropout moves nobody in front."""
-    federation = Federation.of(8, quorum=8)
-    federation.until(Phase.SUBMIT)
-    first = [[silo.name for silo in buffer] for buffer in federation.by_buffer()]
-    order = federation.round._order
-    federation.deadline()
-    federation.deadline()
-    federation.open_round()
-    federation.server = type(federation.round)(
-        federation.run,
-        replace(federation.round.manifest),
-        federation.round._keys,
-        order,
-        federation.rng,
-    )
-    for silo in federation.members:
-        federation.propose(silo)
-    assert [[silo.name for silo in buffer] for buffer in federation.by_buffer()] == first

@@ -26,6 +26,7 @@ from fedrep.protocol.manifests import (
     SiloName,
 )
 from fedrep.protocol.messages import (
+    Abstention,
     Assigned,
     Confirmation,
     Consensus,
@@ -38,6 +39,7 @@ from fedrep.protocol.messages import (
     Reveal,
     RevealedShare,
     Secret,
+    SignedRollback,
     Statement,
     Submission,
     Survivor,
@@ -77,6 +79,9 @@ RUN_MANIFEST = RunManifest(
     rounds=2**33,
     deadlines=Deadlines(1.5, 2.5, 3.5, 4.5),
     drills=True,
+    buffer_seed=b"b" * 32,
+    predecessor=b"p" * 32,
+    from_round=40,
 )
 ROUND_MANIFEST = RoundManifest(
     run=RUN,
@@ -96,7 +101,9 @@ ROUND_MANIFEST = RoundManifest(
     byzantine=2,
     deadlines=Deadlines(1.5, 2.5, 3.5, 4.5),
 )
-PROPOSAL = Proposal(A, RUN, 5, b"coordinates", RECORD, b"sig", (b"1", b"2"), (b"3", b"4"), (b"5", b"6"))
+PROPOSAL = Proposal(A, RUN, 5, b"coordinates", RECORD, b"sig", (b"1", b"2"), (b"3", b"4"), (b"5", b"6"), True, True)
+ABSTENTION = Abstention(A, RUN, 5, b"key", b"sig")
+ROLLBACK = SignedRollback(RUN, 7, b"m" * 32, "admin", b"pem", b"sig")
 CONSENSUS = Consensus(
     RUN, 5, b"set", ((Assigned(A, b"1"), Assigned(B, b"2")), ()), (RECORD, replace(RECORD, silo=B)), ((A, b"x"), (B, b"y"))
 )
@@ -140,6 +147,8 @@ ROUND_TRIPS: dict[str, tuple[object, Callable[[Any], object]]] = {
     "proposal": (PROPOSAL, lambda m: codec.proposal_from_wire(A, over_the_wire(codec.proposal_to_wire(m)), m.coordinates)),
     "consensus": (CONSENSUS, lambda m: codec.consensus_from_wire(over_the_wire(codec.consensus_to_wire(m)), m.coordinates)),
     "submission": (SUBMISSION, lambda m: codec.submission_from_wire(A, over_the_wire(codec.submission_to_wire(m)), m.masked)),
+    "abstention": (ABSTENTION, lambda m: codec.abstention_from_wire(A, over_the_wire(codec.abstention_to_wire(m)))),
+    "rollback": (ROLLBACK, lambda m: codec.rollback_from_wire(over_the_wire(codec.rollback_to_wire(m)))),
     "survivors": (SURVIVORS, lambda m: codec.survivors_from_wire(over_the_wire(codec.survivors_to_wire(m)))),
     "confirmation": (CONFIRMATION, lambda m: codec.confirmation_from_wire(A, over_the_wire(codec.confirmation_to_wire(m)))),
     "signatures": (

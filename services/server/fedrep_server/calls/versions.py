@@ -1,7 +1,7 @@
 """A caller of another version is told so, and what to install, instead of gRPC's `Method not found!`.
 
 The major version of the contract is part of every method's name (`/fedrep.wire.v1.FederationService/Join`); within it messages
-only grow (`buf breaking` in `make check` sees to it). The version of the protocol, the rules behind the messages, is told in Join.
+only grow (`buf breaking` in `make check` sees to it). The version of the protocol, the rules behind them, is told in Join.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from fedrep.protocol.clip_range import ClipRange
 from fedrep.protocol.manifests import RosterEntry, SignedRoundManifest, SignedRunManifest, SiloName
 from fedrep.protocol.messages import (
     Aborted,
+    Abstention,
     Confirmation,
     Consensus,
     Phase,
@@ -122,7 +123,7 @@ class RunDriver:
     async def leave(self, name: SiloName) -> None:
         await self._interpreter.tell(Left(name))
 
-    async def deliver(self, message: Proposal | Submission | Confirmation | Reveal) -> None:
+    async def deliver(self, message: Proposal | Abstention | Submission | Confirmation | Reveal) -> None:
         """One message of a silo into the open round."""
         await self._interpreter.tell(message)
 
