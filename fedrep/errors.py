@@ -16,6 +16,8 @@
     └── StoreUnavailableError  the database or disk cannot be used now            UNAVAILABLE
 
 `reason` is the stable, machine-readable word sent as google.rpc.ErrorInfo; the text addresses a person.
+
+An error that arrived over the wire is one of these and a `SaidByPeer` besides.
 """
 
 from __future__ import annotations
@@ -93,3 +95,7 @@ class RefusedError(FedrepError):
 class StoreUnavailableError(FedrepError):
     status = "UNAVAILABLE"
     default_reason = "STORE_UNAVAILABLE"
+
+
+class SaidByPeer:
+    """Marks an error that a peer raised and this process only passes on: what it says is the peer's word, not a rule's here."""

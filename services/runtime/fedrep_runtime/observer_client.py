@@ -1,4 +1,4 @@
-"""The observer service for command line programs: blocking calls, refusals as the errors they were."""
+"""The observer service for command line programs: blocking calls, the server's refusals as errors of this project."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Errors over the wire: a gRPC status, a sentence for the person, and the reason as google.rpc.ErrorInfo for programs."""
+"""Errors over the wire: a gRPC status, a sentence for the person, and the reason as google.rpc.ErrorInfo for programs.
+
+A status names fewer kinds than the error tree has, so an error does not come back as the class it was: a silo's RefusedError and
+a server's OutOfPhaseError are both FAILED_PRECONDITION. Its text and its reason do.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +13,40 @@ from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 from grpc_status import rpc_status
 
-from fedrep.errors import CryptoError, FedrepError, InvalidInputError, NotFoundError, ProtocolError, RefusedError
+from fedrep.errors import CryptoError, FedrepError, InvalidInputError, NotFoundError, ProtocolError, RefusedError, SaidByPeer
 
 DOMAIN = "fedrep"
 # Statuses travel as HTTP/2 trailers, of which a peer takes 8 KiB; a text that quotes a peer's own words may be of any length.
 LONGEST_TEXT = 1000
 
+
+class PeerInvalidInputError(SaidByPeer, InvalidInputError):
+    pass
+
+
+class PeerCryptoError(SaidByPeer, CryptoError):
+    pass
+
+
+class PeerRefusedError(SaidByPeer, RefusedError):
+    pass
+
+
+class PeerProtocolError(SaidByPeer, ProtocolError):
+    pass
+
+
+class PeerNotFoundError(SaidByPeer, NotFoundError):
+    pass
+
+
 _BY_STATUS: dict[grpc.StatusCode, type[FedrepError]] = {
-    grpc.StatusCode.INVALID_ARGUMENT: InvalidInputError,
-    grpc.StatusCode.UNAUTHENTICATED: CryptoError,
-    grpc.StatusCode.PERMISSION_DENIED: CryptoError,
-    grpc.StatusCode.FAILED_PRECONDITION: RefusedError,
-    grpc.StatusCode.ALREADY_EXISTS: ProtocolError,
-    grpc.StatusCode.NOT_FOUND: NotFoundError,
+    grpc.StatusCode.INVALID_ARGUMENT: PeerInvalidInputError,
+    grpc.StatusCode.UNAUTHENTICATED: PeerCryptoError,
+    grpc.StatusCode.PERMISSION_DENIED: PeerCryptoError,
+    grpc.StatusCode.FAILED_PRECONDITION: PeerRefusedError,
+    grpc.StatusCode.ALREADY_EXISTS: PeerProtocolError,
+    grpc.StatusCode.NOT_FOUND: PeerNotFoundError,
 }
 
 
@@ -54,7 +79,10 @@ def reason_of(error: grpc.RpcError) -> str | None:
 
 
 def error_of(error: grpc.RpcError) -> FedrepError | None:
-    """A peer's refusal as the error it raised there; None for trouble on the way, such as a peer out of reach."""
+    """A peer's refusal, with its text and reason, as the kind that its status stands for here, and a SaidByPeer.
+
+    None for trouble on the way, such as a peer out of reach, and for a peer that cannot use its own disk: both pass.
+    """
     reason = reason_of(error)
     kind = _BY_STATUS.get(error.code())
     if reason is None or kind is None:
