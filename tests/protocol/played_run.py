@@ -139,19 +139,13 @@ class Interpreter:
     `moment` is called wherever a kill could come.
     """
 
-    rules: RunManifest
+    machine: ServerRun
     disk: Disk
     moment: Callable[[], None] = nothing
     heard: list[Announced | Answered | RunEvent] = field(default_factory=list)
+    asked: list[Save] = field(default_factory=list)
     gathered: list[bool] = field(default_factory=list)
     timers: list[SetTimer] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        progress, self._was_open = self.disk.read()
-        self.machine = ServerRun(self.rules, progress, Dice(bytes(32)), unsigned, Goals(self.rules.rounds))
-
-    def restart(self) -> None:
-        self.tell(Restarted(self._was_open))
 
     def tell(self, event: RunEvent) -> None:
         self._carry_out(self.machine.receive(event))
@@ -183,6 +177,7 @@ class Interpreter:
         self.moment()
 
     def save(self, save: Save) -> None:
+        self.asked.append(save)
         for _ in self.disk.write(save):
             self.moment()
         self.tell(Saved(save))
@@ -212,8 +207,12 @@ class PlayedRun(Federation):
 
     interpreter: Interpreter = field(init=False)
 
-    def serve(self, disk: Disk, moment: Callable[[], None] = nothing) -> Interpreter:
-        self.interpreter = Interpreter(self.run, disk, moment)
+    def serve(self, disk: Disk, driven_by: type[Interpreter] = Interpreter) -> Interpreter:
+        """A server that starts, for the first time or again."""
+        progress, was_open = disk.read()
+        machine = ServerRun(self.run, progress, Dice(bytes(32)), unsigned, Goals(self.run.rounds))
+        self.interpreter = driven_by(machine, disk)
+        self.interpreter.tell(Restarted(was_open))
         return self.interpreter
 
     def entry(self, silo: Silo) -> RosterEntry:

@@ -206,7 +206,7 @@ def until_the_commit(run: PlayedRun) -> CommitRound:
             else:
                 super().save(save)
 
-    run.interpreter = Held(run.run, MemoryDisk.of(run.run, run.model))
+    run.serve(MemoryDisk.of(run.run, run.model), Held)
     run.join()
     run.until(Phase.REVEAL)
     for silo in run.members:
@@ -454,9 +454,7 @@ def test_a_run_ends_by_itself_after_its_rounds() -> None:
 
 
 def restarted(run: PlayedRun) -> Interpreter:
-    interpreter = run.serve(the_disk(run).copy())
-    interpreter.restart()
-    return interpreter
+    return run.serve(the_disk(run).copy())
 
 
 def test_a_restart_skips_the_round_that_was_open_and_never_gives_its_number_out_again() -> None:
@@ -511,11 +509,13 @@ def test_nothing_is_believed_of_a_restart_that_could_not_be_written() -> None:
     run = four()
     run.join()
     run.open_round()
-    interpreter = run.serve(the_disk(run).copy())
+    disk = the_disk(run).copy()
+    disk.open_round = 0
+    machine = run.serve(disk).machine
     for _ in range(2):
-        [commit] = interpreter.machine.receive(Restarted(1))
+        [commit] = machine.receive(Restarted(1))
         assert isinstance(commit, CommitRound)
-        assert interpreter.machine.progress.last_round == 0
+        assert machine.progress.last_round == 0
 
 
 def test_lines_about_who_came_say_only_that() -> None:
