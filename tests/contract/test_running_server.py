@@ -224,6 +224,36 @@ def test_a_database_that_is_away_delays_the_answer_and_loses_nothing(
     assert refusals == [0, 0]
 
 
+def test_a_transient_error_after_a_round_was_committed_does_not_hang_the_run(
+    server: LiveServer, run_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer to a commit is lost, then old models cannot be retired: the round counts once, and the next one starts."""
+    server.create_run(run_name)
+    silos = joined(server, run_name)
+    store = server.running.coordinator.store
+    real = store.commit_round
+    lost: list[Any] = []
+
+    def lose_the_answer(commit: Any) -> Any:
+        answer = real(commit)
+        if not lost:
+            lost.append(commit)
+            raise StoreUnavailableError("the connection was lost")
+        return answer
+
+    def away(*_: object) -> list[int]:
+        raise StoreUnavailableError("the database is away")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(store, "commit_round", lose_the_answer)
+        broken.setattr(store, "retire_models", away)
+        header = play_round(silos, wait_for_round(server, run_name), STEP)
+    assert (header.outcome, header.model_version) == (pb.OUTCOME_APPLIED, 1)
+    assert len(lost) == 1
+    play_round(silos, wait_for_round(server, run_name, after=1), STEP)
+    assert store.summary(run_name).rounds_applied == 2
+
+
 def test_what_cannot_be_written_is_refused_and_can_be_asked_again(
     server: LiveServer, run_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fedrep.errors import NotFoundError
+import structlog
+
+from fedrep.errors import ConflictError, FedrepError, NotFoundError
 from fedrep.protocol.clip_range import ClipRange
 from fedrep.protocol.goals import Totals
 from fedrep.protocol.manifests import RunHash
@@ -40,6 +42,8 @@ from fedrep_server.store import (
     attendance_from_json,
     attendance_to_json,
 )
+
+log = structlog.get_logger(__name__)
 
 Listener = Callable[[str], None]
 FLOAT_BYTES = 4
@@ -75,8 +79,7 @@ class RunRecords:
                 model = self._put(save.progress)
                 self.store.save_progress(self.name, self.columns(save.progress), model, _events(save.line))
             case OpenRound():
-                lines = () if save.line is None else (save.line,)
-                self.store.open_round(self.name, save.round.number, save.progress.state.value, _events(*lines))
+                self._open(save)
             case CommitRound():
                 self.commit(save, round_row(save.closed, Clock(time.time(), ()), {}), {})
         self.changed(self.name)
@@ -103,10 +106,32 @@ class RunRecords:
             ledger_entries(closed),
             _events(*save.lines),
         )
-        self.store.commit_round(change)
+        try:
+            self.store.commit_round(change)
+        except ConflictError:
+            before = self.store.round_update(self.name, row.round)
+            if before is None or before.header != change.update.header:
+                raise
+            # An earlier try succeeded and its answer was lost: this very round is there.
         self.changed(self.name)
-        for version in self.store.retire_models(self.name, self.keep_models):
-            self.models.delete(self.name, version)
+        self._retire_models()
+
+    def _open(self, save: OpenRound) -> None:
+        lines = () if save.line is None else (save.line,)
+        try:
+            self.store.open_round(self.name, save.round.number, save.progress.state.value, _events(*lines))
+        except ConflictError:
+            # As in `commit`. A round that another process had left open was skipped when this one started.
+            if self.store.run(self.name).open_round != save.round.number:
+                raise
+
+    def _retire_models(self) -> None:
+        """No part of the commit: what stays now goes after the next round."""
+        try:
+            for version in self.store.retire_models(self.name, self.keep_models):
+                self.models.delete(self.name, version)
+        except FedrepError as error:
+            log.warning("old_models_kept", run=self.name, problem=str(error))
 
     def _put(self, progress: RunProgress) -> NewModel:
         state, residual = progress.model.state, progress.model.residual
