@@ -60,8 +60,12 @@ LONGEST_PAUSE = 30.0
 
 
 class RunDriver:
-    """One run in this process. A public coroutine that raises FedrepError has changed nothing, but for the open round:
-    `stop` and `roll_back` end it, and what it led to is on disk or is waited for, whoever asked."""
+    """One run in this process.
+
+    A public coroutine that raises FedrepError has changed nothing, with two exceptions: `roll_back` may have ended the open round
+    before it failed, and whatever ends a round while the server shuts down and its database is away was taken, although its
+    outcome is lost with the process (the next start skips the round).
+    """
 
     def __init__(
         self,
