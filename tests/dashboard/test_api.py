@@ -45,16 +45,16 @@ def site(server: ScriptedServer) -> Iterator[str]:
 
 @pytest.fixture
 def client(site: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=f"{site}/api/v1", headers={"Authorization": f"Bearer {ADMIN}"}, timeout=30) as http:
+    with httpx.Client(base_url=f"{site}/api/v1", headers={"Authorization": f"Bearer {ADMIN}"}, timeout=120) as http:
         yield http
 
 
 def until(condition: Callable[[], bool]) -> None:
-    for _ in range(400):
+    for _ in range(2400):
         if condition():
             return
         time.sleep(0.05)
-    raise AssertionError("this did not happen within twenty seconds")
+    raise AssertionError("this did not happen within two minutes")
 
 
 def test_all_runs_are_listed_newest_first(client: httpx.Client) -> None:
@@ -181,7 +181,7 @@ def test_a_run_is_created_signed_and_with_the_kept_model(server: ScriptedServer,
     body = {"config": config, "model": {"run": "digits", "version": 0}}
     with (
         serving(settings_for(server.address), connection) as url,
-        httpx.Client(base_url=f"{url}/api/v1", headers=header, timeout=30) as http,
+        httpx.Client(base_url=f"{url}/api/v1", headers=header, timeout=120) as http,
     ):
         assert http.get("/session").json()["may_create"] is True
         bad = http.post("/runs", json=body | {"config": config | {"byzantine_count": 5, "buffer_size": 9}})
@@ -286,7 +286,7 @@ def test_a_server_that_refuses_the_dashboard_is_quoted_not_called_unreachable() 
     header = {"Authorization": f"Bearer {VIEWER}"}
     with (
         serving(settings_for(scripted.address), insecure(scripted.address)) as url,
-        httpx.Client(base_url=f"{url}/api/v1", headers=header, timeout=30) as http,
+        httpx.Client(base_url=f"{url}/api/v1", headers=header, timeout=120) as http,
     ):
         until(lambda: http.get("/status").json()["server"]["problem"] == scripted.refusal)
         answer = http.get("/runs")
@@ -302,7 +302,7 @@ def test_while_the_server_is_away_the_last_figures_stay_and_its_return_is_notice
     header = {"Authorization": f"Bearer {VIEWER}"}
     with (
         serving(settings_for(scripted.address), insecure(scripted.address)) as url,
-        httpx.Client(base_url=f"{url}/api/v1", headers=header, timeout=30) as http,
+        httpx.Client(base_url=f"{url}/api/v1", headers=header, timeout=120) as http,
     ):
         assert http.get("/runs/digits/rounds").json()["total"] == 5
         assert http.get("/runs/digits/events").json()["last_event"] == run.log[-1].event.position

@@ -30,12 +30,13 @@ def test_a_new_channel_ends_open_streams_as_unreachable_and_serves_the_next_call
         with pytest.raises(ServerUnreachableError):
             await following
         assert [run.name for run in await observer.runs()] == ["digits"]
+        seen.clear()
         watching = asyncio.create_task(follow())
-        await asyncio.sleep(0.1)
+        await seen.wait()
         watching.cancel()
         with pytest.raises(asyncio.CancelledError):
             await watching
         await observer.close()
 
-    asyncio.run_coroutine_threadsafe(play(), shared_loop()).result(30)
+    asyncio.run_coroutine_threadsafe(play(), shared_loop()).result(120)
     server.die()

@@ -31,18 +31,18 @@ class Replica(RunningProcess):
     health_port: int
     log: Path
 
-    async def status(self, service: str = "") -> str:
+    async def status(self, service: str = "", seconds: float = 30.0) -> str:
         """SERVING, NOT_SERVING, or the gRPC status of a process that does not answer."""
         async with grpc.aio.insecure_channel(f"127.0.0.1:{self.health_port}") as channel:
             try:
                 answer = await health_pb2_grpc.HealthStub(channel).Check(
-                    health_pb2.HealthCheckRequest(service=service), timeout=1.0
+                    health_pb2.HealthCheckRequest(service=service), timeout=seconds
                 )
             except grpc.aio.AioRpcError as error:
                 return str(error.code().name)
         return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
 
-    async def until(self, wanted: str, service: str = "", seconds: float = 40.0) -> None:
+    async def until(self, wanted: str, service: str = "", seconds: float = 120.0) -> None:
         async with asyncio.timeout(seconds):
             while await self.status(service) != wanted:
                 await asyncio.sleep(0.1)
@@ -81,7 +81,7 @@ class Replicas:
 
     async def ready(self) -> Streams:
         for replica in reversed(self.started):
-            if replica.process.poll() is None and await replica.status() == "SERVING":
+            if replica.process.poll() is None and await replica.status(seconds=1.0) == "SERVING":  # a frozen one never answers
                 return await asyncio.open_connection("127.0.0.1", replica.port)
         raise ConnectionRefusedError("no replica is ready")
 

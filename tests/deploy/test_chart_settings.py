@@ -39,7 +39,7 @@ def settings_file(manifests: list[Manifest], name: str, file: str, folder: Path)
 
 def run(arguments: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), **variables}
-    return subprocess.run([*FEDREP, *arguments], capture_output=True, text=True, timeout=60, env=environment, cwd=REPOSITORY)
+    return subprocess.run([*FEDREP, *arguments], capture_output=True, text=True, timeout=120, env=environment, cwd=REPOSITORY)
 
 
 @pytest.mark.parametrize("name", ["sqlite", "high-availability"])
@@ -101,7 +101,7 @@ def test_the_rendered_settings_start_a_dashboard(identities: Path, tmp_path: Pat
             [*FEDREP, "dashboard", "--config", str(config)], env=environment, cwd=REPOSITORY, stdout=log, stderr=log
         )
     try:
-        limit = time.monotonic() + 40
+        limit = time.monotonic() + 120
         while True:
             assert process.poll() is None, (tmp_path / "dashboard.log").read_text()
             try:

@@ -143,7 +143,7 @@ def test_the_federation_of_the_compose_file_plays_its_run(compose: dict[str, Any
             await asyncio.sleep(0.1)
         create = ["run", "create", "--config", str(config / "run.toml"), "--model", str(tmp_path / "init"), *here]
         created = start_process([*fedrep, *create], tmp_path / "run.log", {"FEDREP_RUN__ROUNDS": "3"})
-        assert await asyncio.to_thread(created.wait, 60) == 0, (tmp_path / "run.log").read_text()
+        assert await asyncio.to_thread(created.wait, 120) == 0, (tmp_path / "run.log").read_text()
         client = [*fedrep, "client", "--config", str(config / "client.toml")]
         silos = [start_process(client, tmp_path / f"{name}.log", moved(name)) for name in SILOS]
         for name, silo in zip(SILOS, silos, strict=True):

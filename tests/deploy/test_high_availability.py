@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,10 +21,9 @@ from fedrep_server.operations.high_availability import LOST_LEAD
 from fedrep_server.operations.leadership import LEADER_LOCK
 from fedrep_server.rounds.model_store import open_model_store
 from fedrep_server.store import open_store
-from fedrep_silo.daemon import SiloDaemon
 from tests.deploy.replicas import Relay, Replica, Replicas
 from tests.harness.federation import Federation, StubTrainer
-from tests.harness.processes import run_scenario
+from tests.harness.processes import SCENARIO_SECONDS, run_scenario
 from tests.harness.store_fixtures import NewUrl
 
 SILOS = 4
@@ -36,29 +36,49 @@ def replicas(tmp_path: Path, new_postgres_url: NewUrl) -> Replicas:
     return Replicas(Federation.create(tmp_path, silos=SILOS), new_postgres_url())
 
 
+class Pace:
+    """Up to which round the silos may train: the next one stays open until a test says more."""
+
+    def __init__(self) -> None:
+        self._allowed = 0
+        self._news = threading.Condition()
+
+    def allow(self, rounds: int) -> None:
+        with self._news:
+            self._allowed = rounds
+            self._news.notify_all()
+
+    def wait(self, round_number: int) -> None:
+        with self._news:
+            assert self._news.wait_for(lambda: round_number <= self._allowed, SCENARIO_SECONDS)
+
+
 @asynccontextmanager
-async def playing(replicas: Replicas) -> AsyncIterator[tuple[list[SiloDaemon], asyncio.Task[None]]]:
+async def playing(replicas: Replicas) -> AsyncIterator[tuple[Pace, asyncio.Task[None]]]:
     """Silos in this process, on their way through a run over the address that leads to whoever is ready."""
-    federation = replicas.federation
+    federation, pace = replicas.federation, Pace()
     async with Relay(replicas.ready).listening(federation.port):
         await federation.create_run(rounds=ROUNDS)
-        silos = [federation.daemon(number, trainer=StubTrainer(number, seconds=0.1)) for number in range(SILOS)]
+        trainers = [StubTrainer(number, before_training=pace.wait) for number in range(SILOS)]
+        silos = [federation.daemon(number, trainer=trainer) for number, trainer in enumerate(trainers)]
         work = asyncio.create_task(federation.run_silos(silos))
         try:
-            yield silos, work
+            yield pace, work
         finally:
+            pace.allow(ROUNDS)
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
 
 
-async def in_the_middle_of_a_round(replicas: Replicas, after: int) -> None:
-    """As the database knows it: more than `after` rounds ended, and another one was given out."""
+async def in_the_middle_of_a_round(replicas: Replicas, pace: Pace, after: int) -> None:
+    """As the database knows it: more than `after` rounds ended, and another one was given out, which nobody finishes."""
+    pace.allow(after + 1)
     with psycopg.connect(replicas.database, autocommit=True) as connection:
         while True:
             row = connection.execute("SELECT last_round, open_round FROM runs").fetchone()
             if row is not None and row[0] > after and row[1] > row[0]:
                 return
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0.02)
 
 
 async def check_that_every_round_counted_once(replicas: Replicas, before: list[pb.Round]) -> None:
@@ -96,16 +116,17 @@ def test_a_killed_leader_is_replaced_mid_round_and_again_and_the_silos_go_on_by_
         second = replicas.start("second")
         await second.until("SERVING", "live")
         assert await second.status() == "NOT_SERVING"
-        async with playing(replicas) as (_, work):
-            await in_the_middle_of_a_round(replicas, after=2)
+        async with playing(replicas) as (pace, work):
+            await in_the_middle_of_a_round(replicas, pace, after=2)
             before = await replicas.federation.rounds()
             first.kill()
             await second.until("SERVING")
             third = replicas.start("third")
             await third.until("SERVING", "live")
-            await in_the_middle_of_a_round(replicas, after=before[-1].round + 2)
+            await in_the_middle_of_a_round(replicas, pace, after=before[-1].round + 2)
             before = await replicas.federation.rounds()
             second.kill()
+            pace.allow(ROUNDS)
             await work
             await check_that_every_round_counted_once(replicas, before)
             restarts = [item for item in await replicas.federation.rounds() if "restarted" in item.reason]
@@ -122,9 +143,10 @@ def test_a_leader_that_was_frozen_while_another_took_over_writes_nothing_and_end
         await first.until("SERVING")
         second = replicas.start("second")
         await second.until("SERVING", "live")
-        async with playing(replicas) as (_, work):
-            await in_the_middle_of_a_round(replicas, after=2)
+        async with playing(replicas) as (pace, work):
+            await in_the_middle_of_a_round(replicas, pace, after=2)
             first.process.send_signal(signal.SIGSTOP)
+            pace.allow(ROUNDS)
             (holder,) = lock_holders(replicas.database)
             with psycopg.connect(replicas.database, autocommit=True) as connection:
                 connection.execute("SELECT pg_terminate_backend(%s, 5000)", (holder,))
@@ -156,9 +178,10 @@ def test_a_leader_cut_off_from_the_database_steps_down_before_the_standby_acts(r
             await first.until("SERVING")
             second = replicas.start("second")
             await second.until("SERVING", "live")
-            async with playing(replicas) as (_, work):
-                await in_the_middle_of_a_round(replicas, after=2)
+            async with playing(replicas) as (pace, work):
+                await in_the_middle_of_a_round(replicas, pace, after=2)
                 path_to_database.cut()
+                pace.allow(ROUNDS)
                 while first.process.poll() is None:
                     assert await second.status() != "SERVING"
                     await asyncio.sleep(0.05)

@@ -49,7 +49,7 @@ def scraped(tmp_path: Path) -> str:
             await federation.create_run()
 
             def read() -> str:
-                with urllib.request.urlopen(f"http://127.0.0.1:{running.metrics_port}/metrics", timeout=5) as answer:
+                with urllib.request.urlopen(f"http://127.0.0.1:{running.metrics_port}/metrics", timeout=120) as answer:
                     return str(answer.read().decode())
 
             return await asyncio.to_thread(read)

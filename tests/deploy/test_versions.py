@@ -26,7 +26,7 @@ def test_a_silo_of_another_protocol_version_is_told_which_one_is_spoken(version:
         with grpc.secure_channel(federation.address, secure, channel_options()) as channel:
             join = channel.unary_unary(f"/fedrep.wire.v{version}.FederationService/Join")
             with pytest.raises(grpc.RpcError) as caught:
-                join(b"a message of another time", timeout=10)
+                join(b"a message of another time", timeout=120)
             return caught.value
 
     async def scenario() -> Any:
@@ -48,7 +48,7 @@ def test_a_method_that_is_not_of_this_protocol_is_not_found(tmp_path: Path) -> N
         channel: Any
         with grpc.secure_channel(federation.address, client_channel_credentials(silo.root, silo.key_pair)) as channel:
             with pytest.raises(grpc.RpcError) as caught:
-                channel.unary_unary("/somebody.else.Service/Call")(b"", timeout=10)
+                channel.unary_unary("/somebody.else.Service/Call")(b"", timeout=120)
             return caught.value.code()
 
     async def scenario() -> grpc.StatusCode:

@@ -72,7 +72,7 @@ def serving(settings: DashboardSettings, connection: Connection, port: int = 0) 
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
         server.should_exit = True
-        serving.result(10)
+        serving.result(120)
 
 
 def main() -> None:

@@ -58,7 +58,7 @@ async def raw_enrol(authority: CertificateAuthority, server: AuthorityServer, re
     options = channel_options(server_name=AUTHORITY_NAME)
     async with grpc.aio.secure_channel(f"127.0.0.1:{server.enrolment_port}", credentials, options) as channel:
         try:
-            await wire_grpc.EnrolmentServiceStub(channel).Enrol(request, timeout=10)  # type: ignore[no-untyped-call]
+            await wire_grpc.EnrolmentServiceStub(channel).Enrol(request, timeout=120)  # type: ignore[no-untyped-call]
         except grpc.RpcError as error:
             return f"{error.code().name} {reason_of(error)}"
     return "OK"

@@ -68,12 +68,12 @@ def consortium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Consortium]
         yield Consortium(folder, process, started["enrolment_port"], started["certificate_port"])
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(20)
+        process.wait(120)
         log.close()
 
 
 def _wait_for_line(path: Path, process: subprocess.Popen[str], event: str) -> dict[str, Any]:
-    for _ in range(600):
+    for _ in range(2400):
         for line in path.read_text().splitlines():
             if line.startswith("{") and json.loads(line)["event"] == event:
                 return dict(json.loads(line))
@@ -188,7 +188,7 @@ def test_a_second_authority_process_on_the_folder_is_refused(consortium: Consort
         [sys.executable, "-m", "fedrep_cli.main", "ca", "serve", "--folder", consortium.ca],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         env={**os.environ, "FEDREP_CA__ENROLMENT_PORT": "0", "FEDREP_CA__CERTIFICATE_PORT": "0"},
     )
     assert second.returncode == 1

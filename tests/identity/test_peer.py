@@ -35,6 +35,7 @@ from fedrep_runtime.tls import channel_options, client_channel_credentials, serv
 PASSPHRASE = "correct horse battery staple"
 METHOD = "/test.Echo/Call"
 STREAM = "/test.Echo/Stream"
+SECONDS = 120.0  # for what would otherwise hang
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +95,7 @@ def channel(port: int, own: Credentials | None, root: bytes) -> Any:
 async def outcome(port: int, own: Credentials | None, root: bytes) -> str:
     async with channel(port, own, root) as connection:
         try:
-            return bytes(await connection.unary_unary(METHOD)(b"", timeout=5)).decode()
+            return bytes(await connection.unary_unary(METHOD)(b"", timeout=SECONDS)).decode()
         except grpc.RpcError as error:
             refusal = error_of(error)
             return refusal.reason if refusal else error.code().name
@@ -146,7 +147,7 @@ def test_a_silo_certificate_cannot_pose_as_the_server(authority: CertificateAuth
             connection: Any
             async with grpc.aio.secure_channel(f"127.0.0.1:{port}", secure, options=options) as connection:
                 with pytest.raises(grpc.RpcError) as refused:
-                    await connection.unary_unary(METHOD)(b"", timeout=5)
+                    await connection.unary_unary(METHOD)(b"", timeout=SECONDS)
                 return str(refused.value.code().name)
 
     assert asyncio.run(run()) == "UNAVAILABLE"
@@ -162,20 +163,20 @@ def test_a_renewed_server_certificate_is_used_without_restart_and_open_channels_
     def presented(port: int) -> int:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        with socket.create_connection(("127.0.0.1", port), 5) as plain, context.wrap_socket(plain) as secured:
+        with socket.create_connection(("127.0.0.1", port), SECONDS) as plain, context.wrap_socket(plain) as secured:
             return x509.load_der_x509_certificate(secured.getpeercert(True) or b"").serial_number
 
     async def run() -> None:
         async with echo_server(tmp_path / "server", authority.trust_store()) as port:
             async with channel(port, silo, authority.root) as connection:
                 call = connection.unary_unary(METHOD)
-                await call(b"", timeout=5)
+                await call(b"", timeout=SECONDS)
                 assert await asyncio.to_thread(presented, port) == before.certificate.serial_number
                 chain = authority.sign(certificate_request(before.private_key), identity, hosts=_hosts(authority))
                 write_atomically(tmp_path / "server" / CERTIFICATE_FILE, chain, 0o644)
                 fresh = Credentials.load(tmp_path / "server").certificate.serial_number
                 assert await asyncio.to_thread(presented, port) == fresh != before.certificate.serial_number
-                assert await call(b"", timeout=5) == b"spiffe://demo/silo/loyal"
+                assert await call(b"", timeout=SECONDS) == b"spiffe://demo/silo/loyal"
             (tmp_path / "server" / CERTIFICATE_FILE).write_bytes(b"half a cert")  # what is in use stays in use
             for _ in range(2):
                 assert await outcome(port, silo, authority.root) == "spiffe://demo/silo/loyal"
@@ -197,7 +198,7 @@ def test_revocation_ends_an_open_stream_by_file(authority: CertificateAuthority,
         source = revocations_from_file(authority.folder / "crl.pem")
         follower = asyncio.create_task(follow_revocations(trust, source, every=0.02))
         async with echo_server(server_folder, trust) as port, channel(port, silo, authority.root) as connection:
-            stream = connection.unary_stream(STREAM)(b"", timeout=30)
+            stream = connection.unary_stream(STREAM)(b"", timeout=SECONDS)
             assert await stream.read() == b"open"
             await asyncio.to_thread(authority.revoke, "caught-by-file")
             with pytest.raises(grpc.RpcError) as ended:
@@ -212,8 +213,9 @@ def test_revocation_ends_an_open_stream_by_file(authority: CertificateAuthority,
 
 
 def test_revocation_reaches_a_server_that_asks_the_authority(
-    authority: CertificateAuthority, server_folder: Path, tmp_path: Path
+    authority: CertificateAuthority, server_folder: Path, tmp_path: Path, lines: list[Any]
 ) -> None:
+    """And when the authority is gone, what is known stays in force."""
     silo = credentials(authority, tmp_path, "caught-online")
     kept = tmp_path / "kept.pem"
 
@@ -228,9 +230,10 @@ def test_revocation_reaches_a_server_that_asks_the_authority(
         peer = trust.verify(silo.chain)
         watch = asyncio.create_task(until_unwelcome(trust, peer, every=0.02))
         await asyncio.to_thread(authority.revoke, "caught-online")
-        assert (await asyncio.wait_for(watch, 20)).reason == "CERTIFICATE_REVOKED"
+        assert (await asyncio.wait_for(watch, SECONDS)).reason == "CERTIFICATE_REVOKED"
         await ca.stop(0)
-        await asyncio.sleep(0.2)  # the authority is gone: what is known stays in force
+        while not any(line["event"] == "revocations_not_updated" for line in lines):
+            await asyncio.sleep(0.02)
         assert not follower.done()
         follower.cancel()
         await source.close()
@@ -251,7 +254,7 @@ def test_a_certificate_that_expires_ends_its_stream_too(authority: CertificateAu
     strict._skew = dt.timedelta(days=-31)  # as if a month had gone by
 
     async def run() -> CryptoError:
-        return await asyncio.wait_for(until_unwelcome(strict, peer, every=0.01), 10)
+        return await asyncio.wait_for(until_unwelcome(strict, peer, every=0.01), SECONDS)
 
     assert asyncio.run(run()).reason == "CERTIFICATE_EXPIRED"
 
@@ -269,7 +272,7 @@ def attempt(port, version):
     context.check_hostname, context.verify_mode, context.maximum_version = False, ssl.CERT_NONE, version
     context.set_alpn_protocols(["h2"])
     try:
-        with socket.create_connection(("127.0.0.1", port), 5) as plain, context.wrap_socket(plain) as secured:
+        with socket.create_connection(("127.0.0.1", port), 60) as plain, context.wrap_socket(plain) as secured:
             return secured.version()
     except ssl.SSLError:
         return "refused"
@@ -284,7 +287,7 @@ async def run():
 asyncio.run(run())
 """
     environment = {key: value for key, value in os.environ.items() if key != "GRPC_SSL_CIPHER_SUITES"}
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, env=environment)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=SECONDS, env=environment)
     assert done.stdout.split() == ["refused", "TLSv1.3"], done.stderr
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -17,6 +18,8 @@ from fedrep_identity.enrolment_client import enrol, renew
 from fedrep_identity.folder import renewal_time
 from fedrep_identity.upkeep import keep_renewed, tend_credentials
 from tests.harness.enrolment_desk import invitation_for, with_server
+
+SECONDS = 120.0  # for what would otherwise hang
 
 
 def test_renewal_keeps_name_role_and_key_and_needs_no_token(authority: CertificateAuthority, tmp_path: Path) -> None:
@@ -96,7 +99,7 @@ def test_the_daemon_renews_at_two_thirds_of_life_and_not_before(authority: Certi
         assert renewed.empty()
         assert Credentials.load(folder).certificate == before.certificate
         clock[0] = due
-        fresh = await asyncio.wait_for(renewed.get(), 20)
+        fresh = await asyncio.wait_for(renewed.get(), SECONDS)
         task.cancel()
         assert fresh.certificate.serial_number != before.certificate.serial_number
 
@@ -104,7 +107,7 @@ def test_the_daemon_renews_at_two_thirds_of_life_and_not_before(authority: Certi
 
 
 def test_a_tended_folder_learns_of_revocations_and_survives_an_authority_that_goes_away(
-    authority: CertificateAuthority, tmp_path: Path
+    authority: CertificateAuthority, tmp_path: Path, lines: list[Any]
 ) -> None:
     folder = tmp_path / "silo"
 
@@ -115,11 +118,11 @@ def test_a_tended_folder_learns_of_revocations_and_survives_an_authority_that_go
         request = certificate_request(ec.generate_private_key(ec.SECP256R1()))
         authority.sign(request, Identity("hospital-b", Role.SILO, "demo"))
         authority.revoke("hospital-b")
-        async with asyncio.timeout(20):
-            while (folder / "crl.pem").read_bytes() == before:
-                await asyncio.sleep(0.02)
+        while (folder / "crl.pem").read_bytes() == before:
+            await asyncio.sleep(0.02)
         await server.stop(0)
-        await asyncio.sleep(0.1)
+        while not any(line["event"] == "authority_not_reached" for line in lines):
+            await asyncio.sleep(0.02)
         assert not task.done()
         task.cancel()
 
@@ -129,4 +132,4 @@ def test_a_tended_folder_learns_of_revocations_and_survives_an_authority_that_go
 
 def test_a_folder_that_knows_no_authority_is_left_alone(authority: CertificateAuthority, tmp_path: Path) -> None:
     issue_credentials(authority, tmp_path / "offline", Identity("offline", Role.SILO, "demo"))
-    asyncio.run(asyncio.wait_for(tend_credentials(tmp_path / "offline"), 10))
+    asyncio.run(asyncio.wait_for(tend_credentials(tmp_path / "offline"), SECONDS))
