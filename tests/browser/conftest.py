@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -46,23 +47,23 @@ def chromium() -> Iterator[Browser]:
         browser.close()
 
 
-class Federation:
-    """The scripted server and the dashboard in front of it."""
+@dataclass(frozen=True)
+class Site:
+    """The scripted server, one of its runs, and the address of the dashboard in front of it."""
 
-    def __init__(self, server: ScriptedServer, run: ScriptedRun, url: str) -> None:
-        self.server = server
-        self.run = run
-        self.url = url
+    server: ScriptedServer
+    run: ScriptedRun
+    url: str
 
 
 @pytest.fixture(scope="module")
-def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     server = ScriptedServer().start()
     server.add(scripted_run("digits-mean", aggregator="mean", alpha=0.0, budget=None, state="finished"), 40)
     server.add(scripted_run("empty", state="waiting"))
     run = server.add(scripted_run("digits"), 46)
     with serving(settings_for(server.address), as_admin(server.address, tmp_path_factory.mktemp("identity"))) as url:
-        yield Federation(server, run, url)
+        yield Site(server, run, url)
     server.die()
 
 

@@ -6,7 +6,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
-from tests.browser.conftest import Federation, visit
+from tests.browser.conftest import Site, visit
 from tests.harness.dashboard_site import VIEWER
 
 PAGES = {
@@ -39,9 +39,9 @@ def painted(page: Page) -> list[bool]:
 
 @pytest.mark.parametrize(("scheme", "width"), LOOKS)
 def test_every_page_shows_its_data_without_an_error_or_a_foreign_request(
-    chromium: Browser, federation: Federation, scheme: str, width: int
+    chromium: Browser, site: Site, scheme: str, width: int
 ) -> None:
-    visitor = visit(chromium, federation.url, width=width, scheme=scheme)
+    visitor = visit(chromium, site.url, width=width, scheme=scheme)
     charts = {"overview": 0, "run": 7, "silos": 1, "compare": 4, "compare-bytes": 4, "empty": 0, "new": 0}
     for name, count in charts.items():
         page = visitor.open(PAGES[name])
@@ -56,8 +56,8 @@ def test_every_page_shows_its_data_without_an_error_or_a_foreign_request(
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 375)])
-def test_axe_finds_no_serious_violation(chromium: Browser, federation: Federation, scheme: str, width: int) -> None:
-    visitor = visit(chromium, federation.url, width=width, scheme=scheme)
+def test_axe_finds_no_serious_violation(chromium: Browser, site: Site, scheme: str, width: int) -> None:
+    visitor = visit(chromium, site.url, width=width, scheme=scheme)
     for name in ("overview", "run", "silos", "compare", "empty", "new"):
         page = visitor.open(PAGES[name])
         settled(page)
@@ -71,9 +71,9 @@ def test_axe_finds_no_serious_violation(chromium: Browser, federation: Federatio
     visitor.page.context.close()
 
 
-def test_the_sign_in_page_refuses_a_wrong_token_in_words(chromium: Browser, federation: Federation) -> None:
+def test_the_sign_in_page_refuses_a_wrong_token_in_words(chromium: Browser, site: Site) -> None:
     page = chromium.new_page()
-    page.goto(f"{federation.url}/runs/digits")
+    page.goto(f"{site.url}/runs/digits")
     page.get_by_label("Token").fill("a wrong token")
     page.get_by_role("button", name="Sign in").click()
     expect(page.get_by_role("alert")).to_contain_text("not known here")
@@ -85,12 +85,12 @@ def test_the_sign_in_page_refuses_a_wrong_token_in_words(chromium: Browser, fede
     page.close()
 
 
-def test_a_new_round_reaches_charts_figures_and_events_without_a_reload(chromium: Browser, federation: Federation) -> None:
-    visitor = visit(chromium, federation.url)
+def test_a_new_round_reaches_charts_figures_and_events_without_a_reload(chromium: Browser, site: Site) -> None:
+    visitor = visit(chromium, site.url)
     page = visitor.open("/runs/digits")
     settled(page)
     page.evaluate("window.notReloaded = true")
-    item = federation.server.play_round(federation.run)
+    item = site.server.play_round(site.run)
     expect(page.locator(".events")).to_contain_text(f"Round {item.round} ")
     expect(page.locator(".legend .where").first).to_have_text(f"latest: round {item.round}")
     expect(page.locator(".waterfall li").first).to_contain_text(str(item.round))
@@ -99,12 +99,12 @@ def test_a_new_round_reaches_charts_figures_and_events_without_a_reload(chromium
     page.context.close()
 
 
-def test_the_servers_death_shows_as_a_banner_and_its_return_clears_it(chromium: Browser, federation: Federation) -> None:
-    visitor = visit(chromium, federation.url)
+def test_the_servers_death_shows_as_a_banner_and_its_return_clears_it(chromium: Browser, site: Site) -> None:
+    visitor = visit(chromium, site.url)
     page = visitor.open("/runs/digits")
     settled(page)
     known = page.locator(".stat-value").first.text_content()
-    federation.server.die()
+    site.server.die()
     expect(page.locator(".banner")).to_contain_text("The federation server is unreachable since", timeout=20_000)
     expect(page.locator(".live")).to_have_text("○ server down")
     assert page.locator(".stat-value").first.text_content() == known, "the last known figures stay"
@@ -112,16 +112,16 @@ def test_the_servers_death_shows_as_a_banner_and_its_return_clears_it(chromium: 
     page.reload()
     expect(page.locator(".banner")).to_be_visible()
     expect(page.locator(".plot canvas")).to_have_count(6)
-    federation.server.start()
+    site.server.start()
     expect(page.locator(".banner")).to_have_count(0, timeout=20_000)
-    item = federation.server.play_round(federation.run)
+    item = site.server.play_round(site.run)
     expect(page.locator(".events")).to_contain_text(f"Round {item.round} ", timeout=20_000)
     assert visitor.problems == []
     page.context.close()
 
 
-def test_colours_follow_the_system_and_the_button_overrules_it(chromium: Browser, federation: Federation) -> None:
-    page = visit(chromium, federation.url, scheme="dark").page
+def test_colours_follow_the_system_and_the_button_overrules_it(chromium: Browser, site: Site) -> None:
+    page = visit(chromium, site.url, scheme="dark").page
     background = "getComputedStyle(document.body).backgroundColor"
     dark = page.evaluate(background)
     page.get_by_role("button", name="Colours").click()
@@ -134,8 +134,8 @@ def test_colours_follow_the_system_and_the_button_overrules_it(chromium: Browser
     page.context.close()
 
 
-def test_charts_and_maps_can_be_read_with_the_keyboard_alone(chromium: Browser, federation: Federation) -> None:
-    page = visit(chromium, federation.url).open("/runs/digits")
+def test_charts_and_maps_can_be_read_with_the_keyboard_alone(chromium: Browser, site: Site) -> None:
+    page = visit(chromium, site.url).open("/runs/digits")
     settled(page)
     page.locator(".plot").first.focus()
     page.keyboard.press("Home")
@@ -148,8 +148,8 @@ def test_charts_and_maps_can_be_read_with_the_keyboard_alone(chromium: Browser, 
     page.context.close()
 
 
-def test_an_admin_pauses_and_resumes_with_a_reason(chromium: Browser, federation: Federation) -> None:
-    page = visit(chromium, federation.url).open("/runs/digits")
+def test_an_admin_pauses_and_resumes_with_a_reason(chromium: Browser, site: Site) -> None:
+    page = visit(chromium, site.url).open("/runs/digits")
     page.get_by_role("button", name="Pause").click()
     page.get_by_label("Reason, shown to everyone").fill("changing a disk")
     page.get_by_role("dialog").get_by_role("button", name="Pause").click()
@@ -161,8 +161,8 @@ def test_an_admin_pauses_and_resumes_with_a_reason(chromium: Browser, federation
     page.context.close()
 
 
-def test_an_admin_excludes_and_readmits_a_silo(chromium: Browser, federation: Federation) -> None:
-    page = visit(chromium, federation.url).open("/runs/digits/silos")
+def test_an_admin_excludes_and_readmits_a_silo(chromium: Browser, site: Site) -> None:
+    page = visit(chromium, site.url).open("/runs/digits/silos")
     page.get_by_role("button", name="Exclude silo-05").click()
     page.get_by_role("dialog").get_by_role("button", name="Exclude").click()
     expect(page.locator("tr", has_text="silo-05").locator(".state")).to_contain_text("excluded")
@@ -171,8 +171,8 @@ def test_an_admin_excludes_and_readmits_a_silo(chromium: Browser, federation: Fe
     page.context.close()
 
 
-def test_a_run_is_created_from_the_form_once_the_preflight_is_content(chromium: Browser, federation: Federation) -> None:
-    page = visit(chromium, federation.url).open("/new")
+def test_a_run_is_created_from_the_form_once_the_preflight_is_content(chromium: Browser, site: Site) -> None:
+    page = visit(chromium, site.url).open("/new")
     button = page.get_by_role("button", name="Sign and create")
     expect(button).to_be_disabled()
     page.get_by_role("textbox", name="Name lower-case").fill("from-form")
@@ -188,19 +188,17 @@ def test_a_run_is_created_from_the_form_once_the_preflight_is_content(chromium: 
     page.context.close()
 
 
-def test_an_unknown_run_and_an_empty_run_say_what_to_do(chromium: Browser, federation: Federation) -> None:
-    visitor = visit(chromium, federation.url)
-    visitor.page.goto(federation.url + PAGES["unknown"])
+def test_an_unknown_run_and_an_empty_run_say_what_to_do(chromium: Browser, site: Site) -> None:
+    visitor = visit(chromium, site.url)
+    visitor.page.goto(site.url + PAGES["unknown"])
     expect(visitor.page.get_by_role("alert")).to_contain_text("There is no run 'nobody'")
     page = visitor.open("/runs/empty")
     expect(page.locator(".empty").first).to_contain_text("fedrep client --config client.toml")
     page.context.close()
 
 
-def test_nothing_is_offered_or_said_that_makes_no_sense_for_one_run_or_a_run_that_is_over(
-    chromium: Browser, federation: Federation
-) -> None:
-    visitor = visit(chromium, federation.url)
+def test_nothing_is_offered_or_said_that_makes_no_sense_for_one_run_or_a_run_that_is_over(chromium: Browser, site: Site) -> None:
+    visitor = visit(chromium, site.url)
     page = visitor.open("/compare?run=digits")
     expect(page.get_by_text("Choose another run above")).to_be_visible()
     page = visitor.open("/runs/digits-mean/silos")
@@ -209,13 +207,13 @@ def test_nothing_is_offered_or_said_that_makes_no_sense_for_one_run_or_a_run_tha
     page.context.close()
 
 
-def test_a_figure_that_cannot_be_fetched_says_so_instead_of_loading_for_ever(chromium: Browser, federation: Federation) -> None:
-    page = visit(chromium, federation.url).page
+def test_a_figure_that_cannot_be_fetched_says_so_instead_of_loading_for_ever(chromium: Browser, site: Site) -> None:
+    page = visit(chromium, site.url).page
     for pattern in ("**/digits/buffers?*", "**/digits/attendance?*", "**/digits/silos"):
         page.route(f"{pattern}", lambda route: route.abort() if "/api/" in route.request.url else route.continue_())
-    page.goto(federation.url + "/runs/digits")
+    page.goto(site.url + "/runs/digits")
     expect(page.get_by_role("alert")).to_contain_text("The dashboard itself does not answer")
-    page.goto(federation.url + "/runs/digits/silos")
+    page.goto(site.url + "/runs/digits/silos")
     expect(page.get_by_role("alert")).to_have_count(2)
     expect(page.get_by_text("Loading…")).to_have_count(0)
     page.context.close()
