@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.harness.live_server import LiveServer, People, Stage, stage
+from tests.harness.live_server import OUTSIDER, SILOS, LiveServer, Stage, stage
+from tests.harness.people import People
 
 
 @pytest.fixture(scope="session")
 def people(tmp_path_factory: pytest.TempPathFactory) -> People:
-    return People.create(tmp_path_factory.mktemp("people"))
+    return People.create(tmp_path_factory.mktemp("people"), (*SILOS, OUTSIDER))
 
 
 @pytest.fixture(scope="module")

@@ -25,9 +25,10 @@ from fedrep_runtime.status import reason_of
 from fedrep_server.calls.permissions import FEDERATION, OBSERVER, PERMISSIONS
 from fedrep_server.calls.permissions_table import page
 from fedrep_silo.trust import FederationTrust
-from tests.harness.live_server import FEDERATION as NAME
-from tests.harness.live_server import PARAMETERS, SILOS, LiveServer, People, refusal, stage, wait_for_round, wait_until
+from tests.harness.live_server import PARAMETERS, SILOS, LiveServer, refusal, stage, wait_for_round, wait_until
 from tests.harness.mini_client import SECONDS, MiniSilo, play_round
+from tests.harness.people import FEDERATION as NAME
+from tests.harness.people import People
 
 RUN = "matrix"
 AT_THE_DOOR = ("UNAVAILABLE", None)  # the TLS handshake fails: no RPC is even seen

@@ -25,13 +25,13 @@ from fedrep_server.operations.telemetry import Telemetry
 from tests.harness.live_server import (
     STEP,
     LiveServer,
-    People,
     joined,
     stage,
     wait_for_round,
     wait_until,
 )
 from tests.harness.mini_client import play_round
+from tests.harness.people import People
 
 
 class Receiver(BaseHTTPRequestHandler):

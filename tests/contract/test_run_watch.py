@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import queue
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -13,16 +12,12 @@ from pathlib import Path
 from typing import IO
 
 from fedrep.wire.v1 import observer_pb2 as pb
-from tests.harness.live_server import LiveServer, People
+from fedrep_cli.processes import free_port
+from tests.harness.live_server import LiveServer
+from tests.harness.people import People
 from tests.harness.processes import hearing_ctrl_c
 
 SECONDS = 120.0  # for what would otherwise hang
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def read_along(stream: IO[str]) -> queue.Queue[str]:

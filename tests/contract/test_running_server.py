@@ -22,7 +22,6 @@ from tests.harness.live_server import (
     SILOS,
     STEP,
     LiveServer,
-    People,
     joined,
     refusal,
     stage,
@@ -30,6 +29,7 @@ from tests.harness.live_server import (
     wait_until,
 )
 from tests.harness.mini_client import SECONDS, play_round
+from tests.harness.people import People
 
 
 def kinds(server: LiveServer, run: str) -> list[str]:

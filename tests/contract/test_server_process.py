@@ -2,108 +2,83 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import sqlite3
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import grpc
-import numpy as np
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from fedrep.protocol.model_state import model_hash
 from fedrep.wire.v1 import federation_pb2 as pb
 from fedrep.wire.v1 import observer_pb2
 from fedrep_cli.main import main
 from fedrep_cli.processes import free_port
 from fedrep_runtime.files import lock_folder
-from fedrep_runtime.observer_client import ObserverClient
-from fedrep_runtime.run_config import AggregatorConfig, DeadlineConfig, RunConfig, sign_run
 from fedrep_runtime.settings import load_settings
-from fedrep_runtime.tls import channel_options, client_channel_credentials
 from fedrep_server.config import ServerSettings
-from fedrep_server.store import open_store
-from tests.harness.live_server import PARAMETERS, SILOS, STEP, LiveServer, People, stage, wait_until
+from fedrep_server.store import Store, open_store
+from tests.harness.live_server import SILOS, STEP, LiveServer, connect, create_run, stage, wait_until
 from tests.harness.mini_client import SECONDS, MiniSilo, play_round
+from tests.harness.people import People
+from tests.harness.processes import ServerProcess
 
-REPOSITORY = Path(__file__).parents[2]
 
+@dataclass
+class Server:
+    """A server that is killed and started again where silos find it."""
 
-class ServerProcess:
-    """`fedrep server --config ...` on a fixed port, so that silos find it again after a restart."""
+    people: People
+    settings: ServerSettings
+    running: ServerProcess | None = None
 
-    def __init__(self, people: People, folder: Path) -> None:
-        self.people = people
-        self.folder = folder
-        self.port, self.health_port = free_port(), free_port()
-        self.config = folder / "server.toml"
-        self.config.write_text(
-            f'host = "127.0.0.1"\nport = {self.port}\nhealth_port = {self.health_port}\nmetrics_port = {free_port()}\n'
-            f'data = "{folder / "data"}"\ncredentials = "{people.folder / "server"}"\n'
-            "gather_seconds = 1.0\ngrace_seconds = 2.0\nlog_json = true\n"
-        )
-        self.process: subprocess.Popen[bytes] | None = None
+    def start(self) -> ServerProcess:
+        self.running = ServerProcess.start(self.settings, self.settings.data.parent / "server.toml")
+        wait_until(lambda: self.health() == "SERVING")
+        return self.running
 
-    def start(self) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-        command = [sys.executable, "-m", "fedrep_cli.main", "server", "--config", str(self.config)]
-        with (self.folder / "log").open("ab") as log:
-            self.process = subprocess.Popen(command, cwd=REPOSITORY, env=environment, stdout=log, stderr=log)
-        wait_until(lambda: self.health() == health_pb2.HealthCheckResponse.SERVING)
-
-    def health(self) -> int | None:
-        with grpc.insecure_channel(f"127.0.0.1:{self.health_port}") as channel:
-            stub: Any = health_pb2_grpc.HealthStub(channel)
-            try:
-                return int(stub.Check(health_pb2.HealthCheckRequest(), timeout=SECONDS).status)
-            except grpc.RpcError:
-                return None
+    def health(self) -> str:
+        assert self.running is not None
+        return self.running.health()
 
     def kill(self) -> None:
-        assert self.process is not None
-        self.process.kill()
-        self.process.wait()
+        assert self.running is not None
+        self.running.kill()
+
+    @property
+    def address(self) -> str:
+        return f"localhost:{self.settings.port}"
 
     def silos(self) -> list[MiniSilo]:
-        made = []
-        for name in SILOS:
-            own = self.people.credentials[name]
-            credentials = client_channel_credentials(own.root, own.key_pair)
-            channel = grpc.secure_channel(f"localhost:{self.port}", credentials, options=channel_options())
-            made.append(MiniSilo(name, own.key_pem, channel))
-        return made
+        known = [(name, self.people.credentials[name]) for name in SILOS]
+        return [MiniSilo(name, own.key_pem, connect(self.people, self.address, own)) for name, own in known]
 
     def create_run(self, name: str) -> None:
-        config = RunConfig(
-            name=name,
-            silos=SILOS,
-            fraction=0.2,
-            initial_range=1.0,
-            aggregator=AggregatorConfig(name="mean"),
-            deadlines=DeadlineConfig(propose=60, submit=60, confirm=60, reveal=60),
-        )
-        vector = np.zeros(PARAMETERS, np.float32)
-        admin = self.people.credentials["admin"]
-        client = ObserverClient(f"localhost:{self.port}", admin.root, admin.key_pair)
-        manifest = config.manifest(PARAMETERS, bytes(32), model_hash(vector))
-        client.create_run(sign_run(manifest, "admin", admin.chain, admin.signing_key), config.options(""), vector)
-        client.close()
+        create_run(self.people, self.address, name)
+
+    def store(self) -> Store:
+        return open_store(f"sqlite:///{self.settings.data / 'fedrep.sqlite3'}")
 
 
 @pytest.fixture
-def process(people: People, tmp_path: Path) -> Iterator[ServerProcess]:
-    made = ServerProcess(people, tmp_path)
+def process(people: People, tmp_path: Path) -> Iterator[Server]:
+    settings = ServerSettings(
+        host="127.0.0.1",
+        port=free_port(),
+        health_port=free_port(),
+        data=tmp_path / "data",
+        credentials=people.folder / "server",
+        gather_seconds=60.0,
+        grace_seconds=2.0,
+    )
+    made = Server(people, settings)
     yield made
-    if made.process is not None and made.process.poll() is None:
+    if made.running is not None:
         made.kill()
 
 
@@ -146,7 +121,7 @@ def go_as_far_as(phase: str, silos: list[MiniSilo], manifest: pb.RoundManifest) 
         time.sleep(0.1)
 
 
-def test_killed_in_mid_round_the_run_goes_on_from_the_last_applied_round(process: ServerProcess) -> None:
+def test_killed_in_mid_round_the_run_goes_on_from_the_last_applied_round(process: Server) -> None:
     process.start()
     process.create_run("long")
     skipped = []
@@ -166,7 +141,7 @@ def test_killed_in_mid_round_the_run_goes_on_from_the_last_applied_round(process
         assert (header.outcome, header.reason) == (pb.OUTCOME_SKIPPED, "the server restarted during the round")
         assert header.model_version == applied
     process.kill()
-    store = open_store(f"sqlite:///{process.folder / 'data' / 'fedrep.sqlite3'}")
+    store = process.store()
     figures = store.summary("long")
     assert (figures.rounds_applied, figures.rounds_skipped) == (4, 4)
     assert [entry.round for entry in store.ledger("long", "silo-a")] == [1, 3, 5, 7]
@@ -176,28 +151,27 @@ def test_killed_in_mid_round_the_run_goes_on_from_the_last_applied_round(process
     store.close()
 
 
-def asking(process: ServerProcess, before: MiniSilo) -> MiniSilo:
+def asking(process: Server, before: MiniSilo) -> MiniSilo:
     """The same silo over a new connection, without joining."""
     fresh = next(silo for silo in process.silos() if silo.name == before.name)
     fresh.run = before.run
     return fresh
 
 
-def test_told_to_stop_it_says_so_skips_the_round_and_ends_with_zero(process: ServerProcess) -> None:
-    process.start()
+def test_told_to_stop_it_says_so_skips_the_round_and_ends_with_zero(process: Server) -> None:
+    running = process.start()
     process.create_run("short")
     silos = process.silos()
     manifest = next_round(silos, "short")
     go_as_far_as("submit", silos, manifest)
-    assert process.process is not None
     with ThreadPoolExecutor() as threads:
         asked = threads.submit(silos[0].update, 1)
-        process.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: process.health() != health_pb2.HealthCheckResponse.SERVING)
+        running.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: process.health() != "SERVING")
         header, _ = asked.result(SECONDS)
     assert (header.outcome, header.reason) == (pb.OUTCOME_SKIPPED, "the server is shutting down")
-    assert process.process.wait(SECONDS) == 0
-    store = open_store(f"sqlite:///{process.folder / 'data' / 'fedrep.sqlite3'}")
+    assert running.process.wait(SECONDS) == 0
+    store = process.store()
     assert store.summary("short").rounds_skipped == 1
     store.close()
 

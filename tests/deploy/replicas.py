@@ -9,46 +9,15 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
-
-import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from functools import partial
 
 from fedrep_cli.processes import free_port
-from fedrep_cli.settings_file import toml_document
+from fedrep_silo.training import in_thread
 from tests.harness.federation import Federation
-from tests.harness.processes import RunningProcess, start_process
+from tests.harness.processes import ServerProcess
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Connect = Callable[[], Awaitable[Streams]]
-
-
-@dataclass
-class Replica(RunningProcess):
-    """One server process with ports and a data folder of its own."""
-
-    port: int
-    health_port: int
-    log: Path
-
-    async def status(self, service: str = "", seconds: float = 30.0) -> str:
-        """SERVING, NOT_SERVING, or the gRPC status of a process that does not answer."""
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{self.health_port}") as channel:
-            try:
-                answer = await health_pb2_grpc.HealthStub(channel).Check(
-                    health_pb2.HealthCheckRequest(service=service), timeout=seconds
-                )
-            except grpc.aio.AioRpcError as error:
-                return str(error.code().name)
-        return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
-
-    async def until(self, wanted: str, service: str = "", seconds: float = 120.0) -> None:
-        async with asyncio.timeout(seconds):
-            while await self.status(service) != wanted:
-                await asyncio.sleep(0.1)
-
-    def says(self, event: str) -> bool:
-        return f'"{event}"' in self.log.read_text()
 
 
 @dataclass
@@ -59,29 +28,18 @@ class Replicas:
     database: str
 
     def __post_init__(self) -> None:
-        self.started: list[Replica] = []
+        self.started: list[ServerProcess] = []
 
-    def start(self, name: str, database: str | None = None) -> Replica:
-        port, health_port = free_port(), free_port()
-        settings = self.federation.server_settings().model_dump(exclude_none=True, exclude={"retention", "alerts"})
-        changes = {
-            "port": port,
-            "health_port": health_port,
-            "data": self.federation.folder / name,
-            "database": database or self.database,
-            "log_json": True,
-        }
-        config, log = self.federation.folder / f"{name}.toml", self.federation.folder / f"{name}.log"
-        config.write_text(toml_document(settings | changes))
-        off = {"FEDREP_SERVER__METRICS_PORT": str(free_port())}
-        process = start_process(["-m", "fedrep_cli.main", "server", "--config", str(config)], log, off)
-        replica = Replica(process, port, health_port, log)
+    def start(self, name: str, database: str | None = None) -> ServerProcess:
+        folder = self.federation.folder
+        changes = {"port": free_port(), "data": folder / name, "database": database or self.database}
+        replica = ServerProcess.start(self.federation.server_settings().model_copy(update=changes), folder / f"{name}.toml")
         self.started.append(replica)
         return replica
 
     async def ready(self) -> Streams:
         for replica in reversed(self.started):
-            if replica.process.poll() is None and await replica.status(seconds=1.0) == "SERVING":  # a frozen one never answers
+            if replica.process.poll() is None and await in_thread(partial(replica.health, seconds=1.0)) == "SERVING":
                 return await asyncio.open_connection("127.0.0.1", replica.port)
         raise ConnectionRefusedError("no replica is ready")
 

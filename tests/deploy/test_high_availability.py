@@ -21,9 +21,10 @@ from fedrep_server.operations.high_availability import LOST_LEAD
 from fedrep_server.operations.leadership import LEADER_LOCK
 from fedrep_server.rounds.model_store import open_model_store
 from fedrep_server.store import open_store
-from tests.deploy.replicas import Relay, Replica, Replicas
+from fedrep_silo.training import in_thread
+from tests.deploy.replicas import Relay, Replicas
 from tests.harness.federation import Federation, StubTrainer
-from tests.harness.processes import SCENARIO_SECONDS, run_scenario
+from tests.harness.processes import SCENARIO_SECONDS, ServerProcess, run_scenario
 from tests.harness.store_fixtures import NewUrl
 
 SILOS = 4
@@ -112,15 +113,15 @@ def lock_holders(database: str) -> list[int]:
 def test_a_killed_leader_is_replaced_mid_round_and_again_and_the_silos_go_on_by_themselves(replicas: Replicas) -> None:
     async def scenario() -> None:
         first = replicas.start("first")
-        await first.until("SERVING")
+        await first.until_serving()
         second = replicas.start("second")
         await second.until("SERVING", "live")
-        assert await second.status() == "NOT_SERVING"
+        assert await in_thread(second.health) == "NOT_SERVING"
         async with playing(replicas) as (pace, work):
             await in_the_middle_of_a_round(replicas, pace, after=2)
             before = await replicas.federation.rounds()
             first.kill()
-            await second.until("SERVING")
+            await second.until_serving()
             third = replicas.start("third")
             await third.until("SERVING", "live")
             await in_the_middle_of_a_round(replicas, pace, after=before[-1].round + 2)
@@ -140,7 +141,7 @@ def test_a_killed_leader_is_replaced_mid_round_and_again_and_the_silos_go_on_by_
 def test_a_leader_that_was_frozen_while_another_took_over_writes_nothing_and_ends(replicas: Replicas) -> None:
     async def scenario() -> None:
         first = replicas.start("first")
-        await first.until("SERVING")
+        await first.until_serving()
         second = replicas.start("second")
         await second.until("SERVING", "live")
         async with playing(replicas) as (pace, work):
@@ -150,7 +151,7 @@ def test_a_leader_that_was_frozen_while_another_took_over_writes_nothing_and_end
             (holder,) = lock_holders(replicas.database)
             with psycopg.connect(replicas.database, autocommit=True) as connection:
                 connection.execute("SELECT pg_terminate_backend(%s, 5000)", (holder,))
-            await second.until("SERVING")
+            await second.until_serving()
             with psycopg.connect(replicas.database, autocommit=True) as connection:
                 kept = connection.execute("SELECT run, round, outcome, model_version FROM rounds ORDER BY round").fetchall()
             first.process.send_signal(signal.SIGCONT)
@@ -175,7 +176,7 @@ def test_a_leader_cut_off_from_the_database_steps_down_before_the_standby_acts(r
         query = parts.query.split("&", 1)[1]
         async with path_to_database.listening(port):
             first = replicas.start("first", f"postgresql://postgres@127.0.0.1:{port}{parts.path}?{query}")
-            await first.until("SERVING")
+            await first.until_serving()
             second = replicas.start("second")
             await second.until("SERVING", "live")
             async with playing(replicas) as (pace, work):
@@ -183,12 +184,12 @@ def test_a_leader_cut_off_from_the_database_steps_down_before_the_standby_acts(r
                 path_to_database.cut()
                 pace.allow(ROUNDS)
                 while first.process.poll() is None:
-                    assert await second.status() != "SERVING"
+                    assert await in_thread(second.health) != "SERVING"
                     await asyncio.sleep(0.05)
                 assert await first.wait() == LOST_LEAD
                 assert len(lock_holders(replicas.database)) == 1  # the database has not noticed yet
                 path_to_database.give_up()
-                await second.until("SERVING")
+                await second.until_serving()
                 await work
                 await check_that_every_round_counted_once(replicas, [])
 
@@ -198,12 +199,12 @@ def test_a_leader_cut_off_from_the_database_steps_down_before_the_standby_acts(r
 def test_a_standby_ends_when_it_is_told_to_and_a_leader_hands_over_when_it_ends(replicas: Replicas) -> None:
     async def scenario() -> None:
         first = replicas.start("first")
-        await first.until("SERVING")
+        await first.until_serving()
         second, third = replicas.start("second"), replicas.start("third")
         for standby in (second, third):
             await standby.until("SERVING", "live")
 
-        def asked(replica: Replica, *options: str) -> int:
+        def asked(replica: ServerProcess, *options: str) -> int:
             return main(["server", "health", "--address", f"127.0.0.1:{replica.health_port}", *options])
 
         assert await asyncio.to_thread(asked, first) == OK
@@ -212,7 +213,7 @@ def test_a_standby_ends_when_it_is_told_to_and_a_leader_hands_over_when_it_ends(
         assert third.terminate() == 0
         assert await asyncio.to_thread(asked, third, "--live") == CANNOT_CONNECT
         assert first.terminate() == 0
-        await second.until("SERVING")
+        await second.until_serving()
         assert second.terminate() == 0
         assert lock_holders(replicas.database) == []
 

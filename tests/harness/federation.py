@@ -34,8 +34,8 @@ from fedrep.protocol.run_effects import SetTimer
 from fedrep.wire.v1 import observer_pb2 as pb
 from fedrep_cli.processes import free_port
 from fedrep_cli.settings_file import toml_document
-from fedrep_identity.authority import CertificateAuthority, issue_credentials
-from fedrep_identity.certificates import Credentials, Identity, Role
+from fedrep_identity.authority import CertificateAuthority
+from fedrep_identity.certificates import Credentials, Role
 from fedrep_runtime.observer_client import ObserverClient
 from fedrep_runtime.run_config import AggregatorConfig, DeadlineConfig, RunConfig, sign_run
 from fedrep_server.config import ServerSettings
@@ -46,10 +46,10 @@ from fedrep_silo.evaluator import Evaluator
 from fedrep_silo.training import in_thread
 from fedrep_trainers.layout import ModelLayout, Vector
 from fedrep_trainers.trainer import Evaluation, Trainer, TrainResult
+from tests.harness.people import People
 from tests.harness.processes import ServerProcess, SiloProcess, start_process
 
 T = TypeVar("T")
-FEDERATION = "testers"
 PARAMETERS = 200
 
 
@@ -108,7 +108,7 @@ class Federation:
     """Everyone's credentials under one folder, and the server's address once it runs."""
 
     folder: Path
-    authority: CertificateAuthority
+    people: People
     names: tuple[str, ...]
     port: int
     server_options: dict[str, Any] = field(default_factory=dict)
@@ -116,23 +116,21 @@ class Federation:
 
     @classmethod
     def create(cls, folder: Path, silos: int = 4, **server_options: Any) -> Federation:
-        authority = CertificateAuthority.create(folder / "ca", FEDERATION, "a passphrase for tests")
         names = tuple(f"silo-{number}" for number in range(silos))
-        made = cls(folder, authority, names, free_port(), server_options)
-        made.issue("server", Role.SERVER, dns_names=("localhost",), ips=("127.0.0.1",))
-        made.issue("admin", Role.ADMIN)
-        made.issue("evaluator", Role.EVALUATOR)
-        for name in names:
-            made.issue(name, Role.SILO)
-        return made
+        return cls(folder, People.create(folder / "identities", names), names, free_port(), server_options)
+
+    @property
+    def authority(self) -> CertificateAuthority:
+        return self.people.authority
 
     def issue(self, name: str, role: Role, **options: Any) -> Credentials:
-        return issue_credentials(self.authority, self.identity_folder(name), Identity(name, role, FEDERATION), **options)
+        return self.people.issue(name, role, **options)
 
     def identity_folder(self, name: str) -> Path:
-        return self.folder / "identities" / name
+        return self.people.folder / name
 
     def credentials(self, name: str) -> Credentials:
+        """As they lie in the folder now."""
         return Credentials.load(self.identity_folder(name))
 
     @property
@@ -285,15 +283,8 @@ class Federation:
         return await in_thread(call)  # not the loop's own few threads, which the server in this process needs to answer
 
     def start_server_process(self) -> ServerProcess:
-        """`fedrep server --config ...`; returns at once, `wait_until_serving` waits."""
-        settings = self.server_settings()
-        config = self.folder / "server.toml"
-        log = self.folder / "server.log"
-        plain = settings.model_dump(exclude_none=True, exclude={"retention", "alerts"})
-        config.write_text(toml_document(plain | {"log_json": True}))
-        environment = {"FEDREP_SERVER__METRICS_PORT": str(free_port()), "FEDREP_SERVER__HEALTH_PORT": str(free_port())}
-        process = start_process(["-m", "fedrep_cli.main", "server", "--config", str(config)], log, environment)
-        return ServerProcess(process, self.port, log)
+        """On the same port and data each time; returns at once, `until_serving` waits."""
+        return ServerProcess.start(self.server_settings(), self.folder / "server.toml")
 
     def start_silo_process(self, silo: int | str, run: str = "run", **options: Any) -> SiloProcess:
         """`fedrep client --config ...`; its trainer is a StubTrainer given as user code, unless `trainer` says otherwise."""

@@ -1,4 +1,4 @@
-"""A real server on an ephemeral port, in a thread of its own, and everyone's certificates; tests call it with blocking stubs."""
+"""A real server on an ephemeral port, in a thread of its own; tests call it with blocking stubs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from fedrep.protocol.run_events import TimedOut
 from fedrep.wire import codec
 from fedrep.wire.v1 import federation_pb2 as pb
 from fedrep.wire.v1 import observer_pb2
-from fedrep_identity.authority import CertificateAuthority, issue_credentials
-from fedrep_identity.certificates import Credentials, Identity, Role
+from fedrep_identity.certificates import Credentials
 from fedrep_runtime.observer_client import ObserverClient
 from fedrep_runtime.run_config import AggregatorConfig, DeadlineConfig, RunConfig, sign_run
 from fedrep_runtime.status import reason_of
@@ -28,39 +27,14 @@ from fedrep_server.config import ServerSettings
 from fedrep_server.operations.app import RunningServer, start
 from fedrep_server.rounds.run_driver import RunDriver
 from tests.harness.mini_client import SECONDS, MiniSilo
+from tests.harness.people import People
 
 T = TypeVar("T")
-FEDERATION = "contract"
 PARAMETERS = 200
 SILOS = ("silo-a", "silo-b", "silo-c", "silo-d")
 STEP = dict.fromkeys(SILOS, [0.01] * PARAMETERS)  # an update of each silo
 OUTSIDER = "silo-z"
 PHASES = ("propose", "submit", "confirm", "reveal", "done")
-
-
-@dataclass
-class People:
-    """Certificates, made once per test session: `credentials[name]`."""
-
-    authority: CertificateAuthority
-    folder: Path
-    credentials: dict[str, Credentials] = field(default_factory=dict)
-
-    @classmethod
-    def create(cls, folder: Path) -> People:
-        made = cls(CertificateAuthority.create(folder / "ca", FEDERATION, "a passphrase for tests"), folder)
-        made.issue("server", Role.SERVER, dns_names=("localhost",), ips=("127.0.0.1",))
-        made.issue("admin", Role.ADMIN)
-        made.issue("viewer", Role.VIEWER)
-        made.issue("evaluator", Role.EVALUATOR)
-        for name in (*SILOS, OUTSIDER):
-            made.issue(name, Role.SILO)
-        return made
-
-    def issue(self, name: str, role: Role, **options: Any) -> Credentials:
-        made = issue_credentials(self.authority, self.folder / name, Identity(name, role, FEDERATION), **options)
-        self.credentials[name] = made
-        return made
 
 
 class LiveServer:
@@ -116,14 +90,10 @@ class LiveServer:
         return self._channels[name]
 
     def connect(self, credentials: Credentials) -> grpc.Channel:
-        root = self.people.credentials["server"].root
-        return grpc.secure_channel(
-            self.address, client_channel_credentials(root, credentials.key_pair), options=channel_options()
-        )
+        return connect(self.people, self.address, credentials)
 
     def observer(self, name: str = "admin") -> ObserverClient:
-        own = self.people.credentials[name]
-        return ObserverClient(self.address, own.root, own.key_pair)
+        return observer(self.people, self.address, name)
 
     def driver(self, run: str) -> RunDriver:
         return next(driver for driver in self.running.coordinator.drivers if driver.manifest.name == run)
@@ -151,27 +121,10 @@ class LiveServer:
         return MiniSilo(name, self.people.credentials[name].key_pem, self.channel(name))
 
     def signed_run(self, name: str, **options: Any) -> tuple[Any, RunConfig, Any]:
-        settings: dict[str, Any] = {
-            "silos": SILOS,
-            "rounds": 50,
-            "fraction": 0.2,
-            "initial_range": 1.0,
-            "aggregator": AggregatorConfig(name="mean"),
-            "deadlines": DeadlineConfig(propose=60, submit=60, confirm=60, reveal=60),
-        }
-        config = RunConfig(name=name, **(settings | options))
-        vector = np.random.default_rng(1).normal(size=PARAMETERS).astype(np.float32)
-        admin = self.people.credentials["admin"]
-        manifest = config.manifest(PARAMETERS, bytes(32), model_hash(vector))
-        return sign_run(manifest, "admin", admin.chain, admin.signing_key), config, vector
+        return signed_run(self.people, name, **options)
 
     def create_run(self, name: str, **options: Any) -> bytes:
-        signed, config, vector = self.signed_run(name, **options)
-        client = self.observer()
-        response = client.create_run(signed, config.options(""), vector)
-        client.close()
-        assert not response.problems, list(response.problems)
-        return bytes(response.run)
+        return create_run(self.people, self.address, name, **options)
 
     def snapshot(self, run: str) -> Mapping[str, Any]:
         """Everything the store and the driver hold about a run. Equal before and after means: nothing has changed."""
@@ -201,6 +154,41 @@ class LiveServer:
             }
             held["book"] = {key: _frozen(value) for key, value in vars(machine._book).items() if key != "_proposals"}
         return held
+
+
+def connect(people: People, address: str, credentials: Credentials) -> grpc.Channel:
+    root = people.credentials["server"].root
+    return grpc.secure_channel(address, client_channel_credentials(root, credentials.key_pair), options=channel_options())
+
+
+def observer(people: People, address: str, name: str = "admin") -> ObserverClient:
+    own = people.credentials[name]
+    return ObserverClient(address, own.root, own.key_pair)
+
+
+def signed_run(people: People, name: str, **options: Any) -> tuple[Any, RunConfig, Any]:
+    settings: dict[str, Any] = {
+        "silos": SILOS,
+        "rounds": 50,
+        "fraction": 0.2,
+        "initial_range": 1.0,
+        "aggregator": AggregatorConfig(name="mean"),
+        "deadlines": DeadlineConfig(propose=60, submit=60, confirm=60, reveal=60),
+    }
+    config = RunConfig(name=name, **(settings | options))
+    vector = np.random.default_rng(1).normal(size=PARAMETERS).astype(np.float32)
+    admin = people.credentials["admin"]
+    manifest = config.manifest(PARAMETERS, bytes(32), model_hash(vector))
+    return sign_run(manifest, "admin", admin.chain, admin.signing_key), config, vector
+
+
+def create_run(people: People, address: str, name: str, **options: Any) -> bytes:
+    signed, config, vector = signed_run(people, name, **options)
+    client = observer(people, address)
+    response = client.create_run(signed, config.options(""), vector)
+    client.close()
+    assert not response.problems, list(response.problems)
+    return bytes(response.run)
 
 
 async def _quiet(driver: RunDriver) -> None:

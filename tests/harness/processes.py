@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from fedrep_cli.processes import free_port
+from fedrep_cli.settings_file import toml_document
+from fedrep_server.config import ServerSettings
 from fedrep_silo.training import in_thread
 
 T = TypeVar("T")
@@ -43,19 +47,43 @@ class RunningProcess:
 
 @dataclass
 class ServerProcess(RunningProcess):
+    """`fedrep server --config ...`. Starting one again with the same settings is a restart: silos find it where it was."""
+
     port: int
+    health_port: int
     log: Path
 
-    async def wait_until_serving(self, seconds: float = 120.0) -> None:
-        limit = time.monotonic() + seconds
-        while time.monotonic() < limit:
-            assert self.process.poll() is None, self.log.read_text()
+    @classmethod
+    def start(cls, settings: ServerSettings, config: Path) -> ServerProcess:
+        """Returns at once; `until_serving` waits. Ports for probes and metrics are chosen where the settings name none."""
+        ports = {"health_port": settings.health_port or free_port(), "metrics_port": settings.metrics_port or free_port()}
+        plain = settings.model_dump(exclude_none=True, exclude={"retention", "alerts"})
+        config.write_text(toml_document(plain | ports | {"log_json": True}))
+        log = config.with_suffix(".log")
+        process = start_process(["-m", "fedrep_cli.main", "server", "--config", str(config)], log)
+        return cls(process, settings.port, ports["health_port"], log)
+
+    def health(self, service: str = "", seconds: float = 30.0) -> str:
+        """SERVING, NOT_SERVING, or the gRPC status of a process that does not answer."""
+        with grpc.insecure_channel(f"127.0.0.1:{self.health_port}") as channel:
+            stub: Any = health_pb2_grpc.HealthStub(channel)
             try:
-                with socket.create_connection(("127.0.0.1", self.port), 1):
-                    return
-            except OSError:
+                answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=seconds)
+            except grpc.RpcError as error:
+                return str(error.code().name)
+        return str(health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status))
+
+    async def until(self, wanted: str, service: str = "", seconds: float = 120.0) -> None:
+        async with asyncio.timeout(seconds):
+            while await in_thread(lambda: self.health(service)) != wanted:
+                assert self.process.poll() is None, self.log.read_text()
                 await asyncio.sleep(0.05)
-        raise AssertionError(f"the server does not listen: {self.log.read_text()}")
+
+    async def until_serving(self) -> None:
+        await self.until("SERVING")
+
+    def says(self, event: str) -> bool:
+        return f'"{event}"' in self.log.read_text()
 
 
 @dataclass

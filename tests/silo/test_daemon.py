@@ -88,7 +88,7 @@ def test_processes_train_together_as_an_operator_starts_them(tmp_path: Path) -> 
 
     async def scenario() -> None:
         server = federation.start_server_process()
-        await server.wait_until_serving()
+        await server.until_serving()
         await federation.create_run(rounds=2)
         silos = [federation.start_silo_process(number) for number in range(3)]
         for silo in silos:

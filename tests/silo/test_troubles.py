@@ -200,7 +200,7 @@ def test_silos_go_on_by_themselves_after_the_server_was_killed_in_mid_round(tmp_
 
     async def scenario() -> None:
         server = federation.start_server_process()
-        await server.wait_until_serving()
+        await server.until_serving()
         await federation.create_run(rounds=5)
         killed = threading.Event()
 
@@ -214,7 +214,7 @@ def test_silos_go_on_by_themselves_after_the_server_was_killed_in_mid_round(tmp_
         server.kill()
         killed.set()
         server = federation.start_server_process()
-        await server.wait_until_serving()
+        await server.until_serving()
         assert await silos == [None] * 3
         summary = await federation.summary()
         assert summary.state == "finished"
