@@ -1,6 +1,6 @@
 """The federation as a silo sees it: one coroutine per RPC, streams put together, retries while the server is away.
 
-A refusal by the server arrives as the error it raised there; a server out of reach is tried again with growing, jittered
+A refusal by the server arrives as a `SaidByPeer` of the kind its status stands for; a server out of reach is tried again with growing, jittered
 pauses, for as long as the operator allows, and is mentioned once a minute. Whatever leaves the silo is in the audit first.
 """
 
@@ -384,11 +384,6 @@ def connect(settings: ClientSettings) -> Connection:
         server_name=settings.server_name,
         patience=settings.give_up_after,
     )
-
-
-def said_by_server(error: FedrepError) -> bool:
-    """Whether the server refused, rather than a rule of this silo's own."""
-    return isinstance(error.__cause__, grpc.RpcError)
 
 
 async def _header_of(stream: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedrep.errors import FedrepError
+from fedrep.errors import FedrepError, SaidByPeer
 from fedrep.protocol.manifests import SiloName
 from fedrep.protocol.model_state import ModelState
 from fedrep.protocol.silo_effects import (
@@ -40,7 +40,7 @@ from fedrep.protocol.silo_machine import Conduct, Randomness, SiloIdentity, Silo
 from fedrep.protocol.silo_state import SiloState
 from fedrep_identity.certificates import Credentials, TrustStore
 from fedrep_silo.config import ClientSettings
-from fedrep_silo.connection import Connection, ServerAwayError, connect, said_by_server
+from fedrep_silo.connection import Connection, ServerAwayError, connect
 from fedrep_silo.drill import Drill
 from fedrep_silo.reports import Reports
 from fedrep_silo.state import StateFolder
@@ -158,7 +158,7 @@ class SiloDaemon:
         except ServerAwayError as error:
             event = error
         except FedrepError as error:
-            event = Answered(request, Refusal(error, said_by_server(error)))
+            event = Answered(request, Refusal(error, isinstance(error, SaidByPeer)))
         self._events.put_nowait(event)
 
     async def _train(self, train: Train) -> None:
