@@ -173,11 +173,14 @@ class Ledger:
             parts.append(charge.rounds * epsilon)
         return math.fsum(parts)
 
-    def allows(self, release: CoordinateRelease, budget: float | None) -> bool:
-        """Whether the total stays within the budget once `release` is charged. No budget allows everything."""
+    def allows(self, release: CoordinateRelease, budget: float | None, elsewhere: float | None = 0.0) -> bool:
+        """Whether the total stays within the budget once `release` is charged. No budget allows everything.
+
+        `elsewhere` is what other runs over the same data have cost; None if one of them had no guarantee.
+        """
         if budget is None:
             return True
-        total = self.charge(release).total
+        total = sum_of(self.charge(release).total, elsewhere)
         return total is not None and total <= budget
 
     def to_dict(self) -> dict[str, Any]:
@@ -199,6 +202,12 @@ class Ledger:
         if any(charge.rounds < 1 for charge in charges) or (last_round is None) != (not charges):
             raise InvalidInputError("this privacy ledger is damaged: its rounds and charges do not fit together")
         return cls(charges, last_round)
+
+
+def sum_of(*totals: float | None) -> float | None:
+    """Of several ledgers of one data set. None as soon as one of them has no guarantee."""
+    known = [total for total in totals if total is not None]
+    return math.fsum(known) if len(known) == len(totals) else None
 
 
 @lru_cache(maxsize=256)

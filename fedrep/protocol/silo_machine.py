@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrep.errors import CryptoError, FedrepError, InvalidInputError, ProtocolError, RefusedError
+from fedrep.privacy import Ledger
 from fedrep.protocol.clip_range import range_bits
 from fedrep.protocol.error_memory import Contribution, Fate, judge, opens
 from fedrep.protocol.manifests import RoundManifest, RunManifest, SignedRoundManifest, SiloName
@@ -91,6 +92,15 @@ RULES = (RefusedError, ProtocolError, InvalidInputError, CryptoError)
 Effects = list[Effect]
 
 
+class Ledgers(Protocol):
+    """What proposals from this silo's data set have cost, run by run: kept outside any run's state, and never forgotten."""
+
+    def of(self, run: str) -> Ledger: ...
+    def elsewhere(self, run: str) -> float | None:
+        """In all other runs; None if one of them had no guarantee."""
+        ...
+
+
 class Drill(Protocol):
     """An attack that this silo plays on purpose, in runs that allow it; `attack` is empty for none."""
 
@@ -117,6 +127,7 @@ class SiloIdentity:
     trust: Trust
     policy: Policy
     drill: Drill
+    ledgers: Ledgers
     randomness: Randomness
 
 
@@ -221,7 +232,8 @@ class SiloMachine:
         return self._ask(Phase.ASKING, Join(self._conduct.run_name, held.version if held is not None else None))
 
     def _consider_run(self, joined: Joined) -> Effects:
-        run = check_run_signature(joined.run, self._own.trust)
+        pinned = self._own.policy.pinned_admins
+        run = check_run_signature(joined.run, self._own.trust, pinned)
         try:
             check_run(run, self._own.policy, self._own.name)
             self._own.drill.check(run)
@@ -233,9 +245,11 @@ class SiloMachine:
                 f"this silo's state belongs to another run; use a state folder of its own for run {run.name!r}",
                 reason="OTHER_RUN",
             )
-        effects: Effects = [] if journal.run else [self._save(journal=replace(journal, run=name))]
+        effects: Effects = []
+        if not journal.run:  # a silo that comes back with a new folder still knows what it has spent
+            effects = [self._save(journal=replace(journal, run=name, ledger=self._own.ledgers.of(name)))]
         self._run, self._server_certificate, self._waiting_since = run, joined.server_certificate, None
-        self._rollback = check_rollback(joined.rollback, run, self._own.trust)
+        self._rollback = check_rollback(joined.rollback, run, self._own.trust, pinned)
         if self._must_announce():
             return [*effects, *self._announce(Phase.ANNOUNCING)]
         return [*effects, Report(HasJoined(run, joined)), *self._go_on(joined.round, joined.state)]
@@ -400,7 +414,8 @@ class SiloMachine:
             self._contribution = None  # a late silo does not pile up stale updates
         if self._repeated_proposal() is None:
             try:
-                check_epsilon(manifest, self.state.journal.ledger, self._own.policy)
+                elsewhere = self._own.ledgers.elsewhere(self.state.journal.run)
+                check_epsilon(manifest, self.state.journal.ledger, self._own.policy, elsewhere)
             except RefusedError as error:
                 self._stopping = error
                 return [Report(Problem(manifest, error, own=True)), *self._abstain()]

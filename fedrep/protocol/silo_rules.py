@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrep.errors import CryptoError, RefusedError
-from fedrep.privacy import CoordinateRelease, Ledger, shown
+from fedrep.privacy import CoordinateRelease, Ledger, shown, sum_of
 from fedrep.protocol.clip_range import is_range
 from fedrep.protocol.manifests import RoundManifest, RunManifest, SiloName, session_key_message
 from fedrep.protocol.messages import (
@@ -243,13 +243,17 @@ def _bad_member(name: str, why: str) -> RefusedError:
     return RefusedError(f"roster member {name!r} {why}; this silo does not take part in the round", reason="BAD_ROSTER")
 
 
-def check_epsilon(manifest: RoundManifest, ledger: Ledger, policy: Policy) -> None:
-    """Rule 7, the budget: refuse before the charge would exceed it. No guarantee (alpha = 0) exceeds every budget."""
+def check_epsilon(manifest: RoundManifest, ledger: Ledger, policy: Policy, elsewhere: float | None = 0.0) -> None:
+    """Rule 7, the budget: refuse before the charge would exceed it. No guarantee (alpha = 0) exceeds every budget.
+
+    The budget is the data set's: `elsewhere` is what other runs over it have cost.
+    """
     release = CoordinateRelease(manifest.round, manifest.parameters, manifest.per_silo, manifest.alpha)
-    if ledger.allows(release, policy.epsilon_budget):
+    if ledger.allows(release, policy.epsilon_budget, elsewhere):
         return
     price = "no finite epsilon (alpha = 0)" if release.epsilon is None else f"epsilon {shown(release.epsilon)}"
-    spent = "no guarantee is left" if ledger.total is None else f"{shown(ledger.total)} is spent"
+    total = sum_of(ledger.total, elsewhere)
+    spent = "no guarantee is left" if total is None else f"{shown(total)} is spent"
     raise RefusedError(
         f"a proposal costs {price}; {spent} of a budget of {policy.epsilon_budget:g}. This silo stops taking part; "
         "raise epsilon_budget in its policy to go on",

@@ -27,10 +27,17 @@ class Trust(Protocol):
         ...
 
 
-def check_run_signature(signed: SignedRunManifest, trust: Trust) -> RunManifest:
-    """The rules of a run count only with an admin's signature under them."""
+def _admin(certificate: bytes, trust: Trust, pinned: frozenset[bytes] | None) -> PeerIdentity:
+    admin = trust.member(certificate, "admin")
+    if pinned is not None and admin.fingerprint not in pinned:
+        raise CryptoError(f"{admin.name!r} is not among the admins this silo has pinned")
+    return admin
+
+
+def check_run_signature(signed: SignedRunManifest, trust: Trust, pinned: frozenset[bytes] | None = None) -> RunManifest:
+    """The rules of a run count only with an admin's signature under them; `pinned` are the admins a policy trusts."""
     try:
-        admin = trust.member(signed.certificate, "admin")
+        admin = _admin(signed.certificate, trust, pinned)
         admin.verify_key.verify(signed.signature, run_manifest_message(signed.manifest))
     except CryptoError as error:
         raise RefusedError(f"the run manifest is not signed by an admin of this federation: {error}", reason="BAD_RUN") from error
@@ -49,12 +56,14 @@ def check_round_signature(signed: SignedRoundManifest, certificate: bytes, trust
     return signed.manifest
 
 
-def check_rollback(order: SignedRollback | None, run: RunManifest, trust: Trust) -> SignedRollback | None:
+def check_rollback(
+    order: SignedRollback | None, run: RunManifest, trust: Trust, pinned: frozenset[bytes] | None = None
+) -> SignedRollback | None:
     """An order about this run that an admin signed; anything else is as good as none."""
     if order is None or order.run != run.digest():
         return None
     try:
-        admin = trust.member(order.certificate, "admin")
+        admin = _admin(order.certificate, trust, pinned)
         admin.verify_key.verify(order.signature, rollback_message(order.run, order.version, order.model_hash))
     except CryptoError:
         return None

@@ -209,6 +209,7 @@ class Federation:
             "run": run,
             "credentials": self.identity_folder(name),
             "state": self.folder / "state" / run / name,
+            "ledger": self.folder / "ledger" / run / name,
             "give_up_after": 60.0,
             "role": "evaluator" if name == "evaluator" else "silo",
         }
@@ -304,6 +305,7 @@ class Federation:
             "role": settings.role,
             "credentials": settings.credentials,
             "state": settings.state,
+            "ledger": settings.ledger,
             "give_up_after": settings.give_up_after,
             "log_json": True,
             "trainer": {"user_code": "stub_code:build", "user_code_dir": self.folder, "options": {"number": number}},

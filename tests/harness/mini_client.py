@@ -149,10 +149,10 @@ class MiniSilo:
     def join_request(self, run_name: str, run: bytes = b"") -> pb.JoinRequest:
         """Without the run's hash it is a first look."""
         if not run:
-            return pb.JoinRequest(run_name=run_name)
+            return pb.JoinRequest(run_name=run_name, protocol_version=2)
         public = self.session.public_key().public_bytes_raw()
         signature = self.sign(digest("fedrep/session-key", run, public))
-        return pb.JoinRequest(run_name=run_name, session_key=public, session_signature=signature)
+        return pb.JoinRequest(run_name=run_name, session_key=public, session_signature=signature, protocol_version=2)
 
     def join(self, run_name: str) -> pb.JoinResponse:
         first = self.stub.Join(self.join_request(run_name), timeout=SECONDS)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from fedrep.buffers import sizes
 from fedrep.errors import CryptoError, OutOfPhaseError
+from fedrep.privacy import Ledger
 from fedrep.protocol.error_memory import ErrorMemory
 from fedrep.protocol.manifests import (
     Deadlines,
@@ -131,6 +132,16 @@ class NoDrill:
         return g
 
 
+class NoLedgers:
+    """This is the only run over the silo's data."""
+
+    def of(self, run: str) -> Ledger:
+        return Ledger()
+
+    def elsewhere(self, run: str) -> float | None:
+        return 0.0
+
+
 class Silo:
     """One silo: its machine, played by hand, and the steps it has reached in the current round, which tests may exchange."""
 
@@ -144,7 +155,9 @@ class Silo:
 
     def _machine(self, state: SiloState) -> SiloMachine:
         randomness = Randomness(lambda count: self.rng.bytes(count), lambda: self.rng)
-        own = SiloIdentity(self.name, lambda: self.signing_key, self._federation, self._federation.policy, NoDrill(), randomness)
+        own = SiloIdentity(
+            self.name, lambda: self.signing_key, self._federation, self._federation.policy, NoDrill(), NoLedgers(), randomness
+        )
         return SiloMachine(own, Conduct(self._federation.run.name), state)
 
     def clear(self) -> None:

@@ -272,6 +272,7 @@ class _Demo:
             "run": run,
             "credentials": str(self._identity(name)),
             "state": str(self._folder / "state" / run / name),
+            "ledger": str(self._folder / "ledger" / name),
             "evaluate_every": 5,
             "log_json": True,
             "trainer": self._settings.trainer(index),

@@ -31,10 +31,15 @@ class PolicySettings(Section):
     epsilon_budget: float | None = Field(default=None, gt=0, description="most epsilon spent on proposals over all rounds")
     largest_fraction: float = Field(default=1.0, gt=0, le=1, description="largest K/d")
     smallest_range: float = Field(default=0.0, ge=0, description="smallest clip range R")
+    least_epoch: int = Field(default=1, ge=1, description="fewest rounds in which buffers stay the same (reshuffle_every)")
+    whole_buffers: bool = Field(default=False, description="open sums over whole buffers only, so that no two can be subtracted")
     allowed_runs: tuple[str, ...] | None = Field(default=None, description="names of runs; absent means any")
     model_hash: Hash | None = Field(default=None, description="hash of the initial model this silo expects")
     roster_file: Path | None = Field(
         default=None, description="file with one key fingerprint (hex) per line: the only silos trusted"
+    )
+    admins_file: Path | None = Field(
+        default=None, description="file with one key fingerprint (hex) per line: the only admins whose runs count"
     )
     hours: tuple[Hour, Hour] | None = Field(
         default=None, description="hours of the day (local, from, to) in which this silo trains, for example [22, 6]"
@@ -57,6 +62,9 @@ class PolicySettings(Section):
             expected_layout_hash=layout_hash,
             allow_drills=self.allow_drills,
             pinned_fingerprints=pinned,
+            pinned_admins=load_pinned_roster(self.admins_file) if self.admins_file is not None else None,
+            least_epoch=self.least_epoch,
+            whole_buffers=self.whole_buffers,
             hours=self.hours,
         )
 
@@ -76,9 +84,13 @@ class ClientSettings(Section):
     run: str = Field(default="", description="name of the run to take part in")
     role: Literal["silo", "evaluator"] = Field(default="silo", description="silo trains; evaluator only tests the model")
     credentials: Path = Field(default=Path("credentials"), description="folder with key.pem, cert.pem and root.pem")
-    state: Path = Field(default=Path("state"), description="folder for residual, momentum, model and ledger")
+    state: Path = Field(default=Path("state"), description="folder for this run's residual, momentum, model and journal")
+    ledger: Path = Field(
+        default=Path("ledger"),
+        description="folder with what proposals from this data set have cost, in all runs over it",
+    )
     report: Literal["none", "counts", "all"] = Field(
-        default="all", description="figures sent to the server, unmasked: none, counts (clip rate, samples, epsilon) or all"
+        default="counts", description="figures sent to the server, unmasked: none, counts (epsilon, rounds, samples) or all"
     )
     evaluate_every: int | None = Field(
         default=None, ge=1, description="rounds between evaluations; absent: as many as the run's evaluation_interval says"
@@ -101,12 +113,13 @@ def load_client_settings(path: Path | None, environ: Mapping[str, str] | None = 
         "user_code_dir": home / (trainer.user_code_dir or ".")
     }
     policy = settings.policy
-    if policy.roster_file is not None:
-        policy = policy.model_copy(update={"roster_file": home / policy.roster_file})
+    files = {name: home / file for name in ("roster_file", "admins_file") if (file := getattr(policy, name)) is not None}
+    policy = policy.model_copy(update=files)
     return settings.model_copy(
         update={
             "credentials": home / settings.credentials,
             "state": home / settings.state,
+            "ledger": home / settings.ledger,
             "trainer": trainer.model_copy(update=folders),
             "policy": policy,
         }

@@ -1,7 +1,8 @@
 """The federation as a silo sees it: one coroutine per RPC, streams put together, retries while the server is away.
 
-A refusal by the server arrives as a `SaidByPeer` of the kind its status stands for; a server out of reach is tried again with growing, jittered
-pauses, for as long as the operator allows, and is mentioned once a minute. Whatever leaves the silo is in the audit first.
+A refusal by the server arrives as a `SaidByPeer` of the kind its status stands for; a server out of reach is tried again with
+growing, jittered pauses, for as long as the operator allows, and is mentioned once a minute. Whatever leaves the silo is in the
+audit first.
 """
 
 from __future__ import annotations

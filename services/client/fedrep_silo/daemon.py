@@ -42,6 +42,7 @@ from fedrep_identity.certificates import Credentials, TrustStore
 from fedrep_silo.config import ClientSettings
 from fedrep_silo.connection import Connection, ServerAwayError, connect
 from fedrep_silo.drill import Drill
+from fedrep_silo.ledgers import LedgerFolder
 from fedrep_silo.reports import Reports
 from fedrep_silo.state import StateFolder
 from fedrep_silo.training import Training
@@ -62,11 +63,12 @@ class SiloDaemon:
         state: StateFolder | None = None,
         connection: Connection | None = None,
     ) -> None:
-        self.folder = state if state is not None else StateFolder(settings.state)
+        self._ledgers = LedgerFolder(settings.ledger, credentials.identity.name)
+        self.folder = state if state is not None else StateFolder(settings.state, self._ledgers)
         self.connection = connection if connection is not None else connect(settings)
         self.machine = self._machine(settings, credentials, trust, trainer)
         self._training = Training(trainer, self.machine.state.trainer)
-        self.reports = Reports(settings, self.connection, self.folder, credentials.identity.name, self._training)
+        self.reports = Reports(settings, self.connection, self.folder, self._ledgers, credentials.identity.name, self._training)
         self._events: asyncio.Queue[Event | FedrepError] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -77,6 +79,7 @@ class SiloDaemon:
             FederationTrust(trust),
             settings.policy.rules(bytes.fromhex(trainer.layout.digest)),
             Drill.of(settings.drill),
+            self._ledgers,
             Randomness(secrets.token_bytes, lambda: np.random.default_rng(secrets.randbits(256))),
         )
         conduct = Conduct(settings.run, settings.training_failures, settings.give_up_after)

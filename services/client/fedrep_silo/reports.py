@@ -1,7 +1,8 @@
 """What a silo tells: its operator a calm line per round, its status file, and the server as much as `report` allows.
 
-Figures are not masked, so the operator decides: "none" sends no figures, "counts" clip rate, samples, epsilon and rounds given
-up, "all" also losses, accuracy, timings and the text of training errors. Refused manifests and drills are always reported.
+Figures are not masked, so the operator decides: "none" sends no figures, "counts" (the default) epsilon and samples, "all" also
+losses and accuracy to three digits, and timings. Nothing says how values lie, and the text of a training error never leaves.
+Refused manifests and drills are always reported.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 import structlog
 
 from fedrep.errors import FedrepError
-from fedrep.privacy import Ledger
+from fedrep.privacy import sum_of
 from fedrep.protocol.error_memory import Fate
 from fedrep.protocol.manifests import RoundManifest, RunManifest
 from fedrep.protocol.messages import Outcome, Update
@@ -35,6 +36,7 @@ from fedrep.protocol.silo_state import SiloState
 from fedrep.wire.v1 import federation_pb2 as pb
 from fedrep_silo.config import ClientSettings
 from fedrep_silo.connection import REMINDER_SECONDS, Connection
+from fedrep_silo.ledgers import LedgerFolder
 from fedrep_silo.state import StateFolder, spent_epsilon
 from fedrep_silo.training import Training, in_thread
 
@@ -45,8 +47,15 @@ LONGEST_PROBLEM = 500
 
 class Reports:
     def __init__(
-        self, settings: ClientSettings, connection: Connection, state: StateFolder, name: str, training: Training
+        self,
+        settings: ClientSettings,
+        connection: Connection,
+        state: StateFolder,
+        ledgers: LedgerFolder,
+        name: str,
+        training: Training,
     ) -> None:
+        self._ledgers = ledgers
         self._settings = settings
         self._connection = connection
         self._state = state
@@ -120,21 +129,19 @@ class Reports:
             await self._send(_problem(manifest.run, manifest.round, text))
 
     async def _training_failed(self, manifest: RoundManifest, why: str) -> None:
-        """The text of user code's errors may quote data: it leaves the silo only with report = "all"."""
+        """The text of user code's errors may quote data: it stays in the silo's log and status."""
         log.error("training_failed", round=manifest.round, why=why)
-        text = f"training failed: {why}"
-        self.status |= {"problem": text}
-        if self._settings.report != "all":
-            text = "training failed; the silo's log says why"
-        await self._send(_problem(manifest.run, manifest.round, text))
+        self.status |= {"problem": f"training failed: {why}"}
+        await self._send(_problem(manifest.run, manifest.round, "training failed; the silo's log says why"))
 
     async def _round_over(self, manifest: RoundManifest, update: Update, state: SiloState) -> None:
-        ledger, given_up = state.journal.ledger, state.memory.given_up
+        ledger = state.journal.ledger
+        spent = sum_of(ledger.total, self._ledgers.elsewhere(state.journal.run))
         request = pb.ReportMetricsRequest(
             run=manifest.run, round=manifest.round, model_version=update.model.version, drill=self._settings.drill.attack
         )
         if self._settings.report != "none":
-            self._add_counts(request, ledger, given_up)
+            self._add_counts(request, spent)
         if self._settings.report == "all":
             await self._add_figures(request, state.model, update)
         if self._settings.report != "none" or self._settings.drill.attack:
@@ -150,9 +157,10 @@ class Reports:
             "train_loss": loss,
             "bytes_sent": sent,
             "epsilon_total": spent_epsilon(ledger),
-            "epsilon_left": None if budget is None or ledger.total is None else budget - ledger.total,
+            "epsilon_data_set": "none" if spent is None else spent,
+            "epsilon_left": None if budget is None or spent is None else budget - spent,
             "fate_open": state.memory.pending is not None,
-            "given_up": given_up,
+            "given_up": state.memory.given_up,
             "clipped_mass": state.memory.clipped_mass,
         }
         self.rounds_over += 1
@@ -168,10 +176,10 @@ class Reports:
         )
         self._trained = None
 
-    def _add_counts(self, request: pb.ReportMetricsRequest, ledger: Ledger, given_up: int) -> None:
-        request.given_up = given_up
-        if ledger.total is not None:
-            request.epsilon_total = ledger.total
+    def _add_counts(self, request: pb.ReportMetricsRequest, spent: float | None) -> None:
+        """Nothing about values: what depends on them is an answer to whoever chose the model they come from."""
+        if spent is not None:
+            request.epsilon_total = spent
         if self._settings.policy.epsilon_budget is not None:
             request.epsilon_budget = self._settings.policy.epsilon_budget
         if self._trained is not None:
@@ -179,7 +187,7 @@ class Reports:
 
     async def _add_figures(self, request: pb.ReportMetricsRequest, model: ModelState | None, update: Update) -> None:
         if self._trained is not None:
-            request.train_loss, request.train_seconds = self._trained.loss, self._trained.seconds
+            request.train_loss, request.train_seconds = _coarse(self._trained.loss), self._trained.seconds
         due = update.outcome is Outcome.APPLIED and update.round % self._evaluate_every == 0
         if model is None or not due or self._training.busy:
             return
@@ -188,9 +196,9 @@ class Reports:
         except Exception as error:  # user code may raise anything; a figure less is no reason to stop
             log.error("evaluation_failed", round=update.round, why=f"{type(error).__name__}: {error}")
             return
-        request.loss = evaluation.loss
+        request.loss = _coarse(evaluation.loss)
         if evaluation.accuracy is not None:
-            request.accuracy = evaluation.accuracy
+            request.accuracy = _coarse(evaluation.accuracy)
 
     async def _send(self, request: pb.ReportMetricsRequest) -> None:
         """Figures are a courtesy: a server that does not want them must not stop the silo."""
@@ -198,6 +206,11 @@ class Reports:
             await self._connection.report(request)
         except FedrepError as error:
             log.debug("report_refused", why=str(error))
+
+
+def _coarse(figure: float) -> float:
+    """Three digits: on a model that the server chose, every further digit answers a question about the data."""
+    return float(f"{figure:.3g}")
 
 
 def _problem(run: bytes, round_number: int, text: str) -> pb.ReportMetricsRequest:

@@ -30,6 +30,7 @@ from fedrep.protocol.silo_rules import STATEMENT_ROUNDS
 from fedrep.protocol.silo_state import Journal, SiloState, TrainerState
 from fedrep.secagg.keys import load_verify_key
 from fedrep_runtime.files import write_atomically
+from fedrep_silo.ledgers import LedgerFolder
 from fedrep_trainers.trainer import Trainer
 
 
@@ -68,9 +69,10 @@ class Written:
 class StateFolder:
     """Reads everything once; afterwards only writes. The caller holds the folder's lock."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, ledgers: LedgerFolder | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
+        self._ledgers = ledgers
         self._journal = folder / "journal.json"
         self._memory = folder / "memory.safetensors"
         self._model = folder / "model.safetensors"
@@ -78,16 +80,23 @@ class StateFolder:
 
     def load(self, trainer: Trainer) -> SiloState:
         """What was saved last; the trainer is put back to its state of then."""
+        if self._memory.exists() and not self._journal.exists():
+            raise SettingsError(
+                f"{self.folder} has a memory and no journal, which says in which rounds this silo spoke and what it revealed: "
+                "restore it from a backup, or leave the run with `fedrep client leave --purge` and join anew"
+            )
         memory, kept = self.memory(trainer.layout.size)
         if kept:
             self._give_back(trainer, kept)
-        self._on_disk = SiloState(self.journal(), memory, trainer.state(), self.model())
+        self._on_disk = SiloState(self._with_ledger(self.journal()), memory, trainer.state(), self.model())
         return self._on_disk
 
     def write(self, save: Save) -> Written:
         """Durable when this returns: each part that changed, whole, in the order that makes a crash between two harmless."""
         state, before = save.state, self._on_disk
         if before is None or state.journal is not before.journal:
+            if self._ledgers is not None and (before is None or state.journal.ledger is not before.journal.ledger):
+                self._ledgers.write(state.journal.run, state.journal.ledger)
             self.save_journal(state.journal)
         if before is None or state.trainer is not before.trainer or state.memory is not before.memory:
             self.save_memory(state.memory, state.trainer)
@@ -95,6 +104,13 @@ class StateFolder:
             self.save_model(state.model)
         self._on_disk = state
         return Written(save)
+
+    def _with_ledger(self, journal: Journal) -> Journal:
+        """A crash may have come between the ledger and the journal: what was charged stays charged."""
+        if self._ledgers is None or not journal.run:
+            return journal
+        kept = self._ledgers.of(journal.run)
+        return replace(journal, ledger=kept) if kept.rounds > journal.ledger.rounds else journal
 
     def _give_back(self, trainer: Trainer, kept: TrainerState) -> None:
         try:
@@ -194,9 +210,10 @@ class StateFolder:
             return ""
 
     def purge(self) -> None:
+        """Everything of this run but the ledger, which belongs to the data; the journal, which forbids, goes last."""
         for name in ("status.json", "audit.jsonl", "best.safetensors"):
             (self.folder / name).unlink(missing_ok=True)
-        for path in (self._memory, self._model, self._journal):
+        for path in (*self.folder.glob(".*.part"), self._memory, self._model, self._journal):
             path.unlink(missing_ok=True)
 
 

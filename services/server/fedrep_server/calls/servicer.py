@@ -32,8 +32,8 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
 
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinResponse:
         peer = caller()
-        require_same_version(request.protocol_version)
         driver = self._welcomed(self._coordinator.run_named(request.run_name))
+        require_same_version(request.protocol_version)
         if peer.identity.role is Role.SILO:
             entry = _roster_entry(driver, peer, request) if request.session_key else None
             await self._coordinator.seen(driver, peer, request.software_version)
