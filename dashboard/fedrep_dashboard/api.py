@@ -155,7 +155,7 @@ async def list_silos(feed: Feed) -> schema.Silos:
 
 @router.get("/runs/{name}/attendance")
 async def get_attendance(feed: Feed, columns: Columns = HEAT_COLUMNS, last: Last = None) -> schema.HeatMap:
-    """Round by silo: on_time, late, dropped, sitting_out, excluded or absent."""
+    """Round by silo: on_time, abstained, late, dropped, sitting_out, excluded or absent."""
     return feed.history.attendance(columns, last)
 
 

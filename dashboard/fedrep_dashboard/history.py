@@ -18,7 +18,7 @@ UNTHINNED_TAIL = 20  # the phase chart shows the latest rounds one by one
 SUSPECT_FACTOR = 2.0
 FEWEST_TO_JUDGE = 3
 # Worst last: a cell that stands for several rounds shows the worst of them.
-ATTENDANCE = ("absent", "on_time", "sitting_out", "excluded", "late", "dropped")
+ATTENDANCE = ("absent", "on_time", "abstained", "sitting_out", "excluded", "late", "dropped")
 BUFFER_MARKS = ("used", "suspected", "discarded")
 Marks = dict[int, tuple[str, float | None]]  # by buffer number: mark, and distance if it was opened
 

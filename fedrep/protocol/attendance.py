@@ -95,3 +95,4 @@ class RoundReport:
     failed: frozenset[SiloName]
     missed: frozenset[SiloName]
     next_session_keys: Mapping[SiloName, tuple[bytes, bytes]]
+    abstained: frozenset[SiloName] = frozenset()

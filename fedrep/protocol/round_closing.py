@@ -26,6 +26,7 @@ class Fate(Enum):
 
     ON_TIME = "on_time"
     LATE = "late"
+    ABSTAINED = "abstained"
     DROPPED = "dropped"
     SITTING_OUT = "sitting_out"
     EXCLUDED = "excluded"
@@ -131,8 +132,10 @@ def _fate(silo: SiloName, manifest: RoundManifest, result: RoundResult, attendan
         standing = attendance.standings.get(silo)
         waits = standing is not None and standing.back_in_round > manifest.round
         return Fate.SITTING_OUT if waits else Fate.ABSENT
+    if silo in result.report.abstained:
+        return Fate.ABSTAINED
     if silo not in result.proposals:
         return Fate.LATE
-    if result.survivors is not None and silo not in result.survivor_names:
+    if result.survivors is not None and silo in result.report.missed - result.survivor_names:
         return Fate.DROPPED
     return Fate.ON_TIME

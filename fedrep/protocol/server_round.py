@@ -352,7 +352,9 @@ class ServerRound:
         next_keys = {name: (p.record.next_session_key, p.next_session_signature) for name, p in self._proposals.items()}
         next_keys |= {name: (a.next_session_key, a.next_session_signature) for name, a in self._abstentions.items()}
         complete = frozenset(self._submitted.keys() - failed - missed)
-        return RoundReport(self.manifest.names, answered, complete, failed, frozenset(missed), next_keys)
+        return RoundReport(
+            self.manifest.names, answered, complete, failed, frozenset(missed), next_keys, frozenset(self._abstentions)
+        )
 
 
 def _submission_key(submission: Submission) -> tuple[bytes, bytes]:

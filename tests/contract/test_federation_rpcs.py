@@ -328,6 +328,23 @@ REPORT = simple("ReportMetrics", "ReportMetricsRequest") | {
 
 LEAVE = simple("Leave", "LeaveRequest")
 
+ABSTAIN = simple("Abstain", "AbstainRequest") | {
+    "a forged session key": (
+        lambda at: at.last.stub.Abstain(
+            pb.AbstainRequest(run=at.first.run, round=1, next_session_key=bytes(range(1, 33)), next_session_signature=b"forged")
+        ),
+        BAD_SIGNATURE,
+    ),
+    "a low-order session key": (
+        lambda at: at.last.stub.Abstain(pb.AbstainRequest(run=at.first.run, round=1, next_session_key=bytes(32))),
+        ("UNAUTHENTICATED", "BAD_CRYPTOGRAPHY"),
+    ),
+    "another round": (
+        lambda at: at.last.stub.Abstain(pb.AbstainRequest(run=at.first.run, round=7, next_session_key=bytes(32))),
+        WRONG_ROUND,
+    ),
+}
+
 CASES: list[tuple[str, str, str, Call, Refused]] = [
     (method, phase, name, call, expected)
     for method, phase, table in (
@@ -344,6 +361,7 @@ CASES: list[tuple[str, str, str, Call, Refused]] = [
         ("GetUpdate", "done", STATEMENTS),
         ("ReportMetrics", "reveal", REPORT),
         ("Leave", "propose", LEAVE),
+        ("Abstain", "propose", ABSTAIN),
     )
     for name, (call, expected) in table.items()
 ]

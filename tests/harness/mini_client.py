@@ -270,6 +270,11 @@ class MiniSilo:
         )
         return header, masked
 
+    def has_company(self) -> bool:
+        """Whether enough of this silo's buffer proposed for it to be opened; else the silo is a holder only."""
+        own = next((buffer.members for buffer in self.assignment if self.name in [m.silo for m in buffer.members]), ())
+        return len(own) >= self.rules.min_survivors
+
     def submit(self, header: pb.SubmissionHeader, masked: bytes) -> pb.SubmitMaskedShareResponse:
         answer: pb.SubmitMaskedShareResponse = self.stub.SubmitMaskedShare(
             streamed(pb.SubmitMaskedShareRequest, header, masked), timeout=SECONDS
@@ -343,7 +348,8 @@ def play_round(silos: Iterable[MiniSilo], manifest: pb.RoundManifest, updates: d
         silo.propose(*silo.proposal(sorted(top)))
     for silo in silos:
         silo.consensus()
-        silo.submit(*silo.submission(updates[silo.name]))
+        if silo.has_company():
+            silo.submit(*silo.submission(updates[silo.name]))
     for silo in silos:
         silo.survivors()
     waiting = [silo.stub.ConfirmSurvivors.future(silo.confirmation(), timeout=SECONDS) for silo in silos]

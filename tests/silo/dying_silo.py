@@ -93,6 +93,7 @@ class RecordingFolder(StateFolder):
             whole, before = np.zeros_like(memory.residual), memory.residual.copy()
             whole[pending.indices], before[pending.indices] = pending.sent, pending.before
             arrays |= {f"pending_{pending.place.round}": whole, "before": before, "g": pending.contribution.g}
+            arrays["on_i"] = np.isin(np.arange(before.size), pending.indices)
         number = len(list(self._records.glob("*.npz")))
         np.savez(self._records / f"{number:04}.npz", **arrays)  # type: ignore[arg-type]
 

@@ -57,7 +57,7 @@ def test_evaluator_and_silos_evaluate_as_often_as_the_run_says_unless_told_other
                 time.sleep(0.02)
 
         watched = StubTrainer(0, before_training=until_it_is_watched)
-        silos = [federation.daemon(n, run, watched if n == 0 else None, evaluate_every=own) for n in range(4)]
+        silos = [federation.daemon(n, run, watched if n == 0 else None, evaluate_every=own, report="all") for n in range(4)]
         assert await finish(*silos) == [None] * 4
         await watching
         await evaluator.leave()

@@ -1,4 +1,4 @@
-"""kill -9 at every step of a round: the silo starts again, and its error memory is exactly one of the two the protocol allows.
+"""kill -9 of real processes: the silo starts again, and its error memory is exactly one of the three the protocol allows.
 
 Every row of the table is a run of its own on one server: three silos in this process, the fourth in a process that kills
 itself in its second round and is then started again. All silos write down each state they saved, so that afterwards the whole
@@ -30,24 +30,16 @@ KILLED_IN = 2
 AT_ONCE = 6
 TRIES = 4
 
-# The step, and whether anything of round 2 can have left the silo by then.
+# The step, and whether anything of round 2 can have left the silo by then. Every moment between two effects is killed in
+# tests/protocol/test_kill_anywhere.py; these few show that the daemon carries effects out as the machine hands them out.
 STEPS = {
     "before:save_journal:4": False,  # the round's number and the epsilon charge
-    "after:save_journal:4": False,
-    "before:ProposeCoordinates:2": False,
     "after:ProposeCoordinates:2": False,
-    "before:GetConsensus:2": False,
-    "before:save_memory:3": False,  # u and pending
-    "after:save_memory:3": False,
+    "after:save_memory:3": False,  # u and pending
     "after:SubmitMaskedShare:2": True,
-    "before:GetSurvivors:2": True,
-    "before:ConfirmSurvivors:2": True,
     "after:ConfirmSurvivors:2": True,
     "after:save_journal:5": True,  # "revealed"
     "after:RevealShares:2": True,
-    "before:GetUpdate:2": True,
-    "after:GetUpdate:2": True,
-    "after:save_memory:4": True,  # the outcome
     "after:save_model:3": True,  # the model after it
 }
 
@@ -177,26 +169,29 @@ def test_a_silo_killed_at_this_step_goes_on_and_holds_the_servers_model(stories:
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_its_residual_is_one_of_the_two_that_the_outcome_allows(stories: dict[str, Story], step: str) -> None:
+def test_its_residual_is_one_of_the_three_that_the_protocol_allows(stories: dict[str, Story], step: str) -> None:
     story = stories[step]
     name = f"silo-{VICTIM}"
     counted = _counted(story.rounds, name)
     states = story.states[name]
-    submitted: list[int] = []
+    submitted: list[int] = list(_pending(states[0]))
     for before, after in pairwise(states):
         gone, come = _pending(before).keys() - _pending(after).keys(), _pending(after).keys() - _pending(before).keys()
         submitted += come
-        for number in gone:
+        for number in gone - come:
             sent = _pending(before)[number]
-            expected = before["residual"] if number in counted else before["residual"] + sent
-            assert np.array_equal(after["residual"], expected), f"round {number}, counted: {number in counted}"
-            assert after["given_up"] == before["given_up"]
-    submitted += _pending(states[0])
+            allowed = {
+                "opened": np.where(before["on_i"], before["g"] - sent, before["g"]),
+                "closed": before["before"],
+                "given up": before["residual"],
+            }
+            fates = [fate for fate, residual in allowed.items() if np.allclose(after["residual"], residual, atol=1e-6)]
+            assert fates, f"round {number} left a memory that no fate explains"
+            assert number not in counted or fates != ["closed"], "values that were counted are not taken back"
     assert len(submitted) == len(set(submitted)), "a round's values were submitted twice"
     assert set(counted) <= set(submitted)
     if not STEPS[step]:
         assert KILLED_IN not in counted
-    assert not _pending(states[-1]), "every round's fate is known at the end"
 
 
 @pytest.mark.parametrize("step", STEPS)

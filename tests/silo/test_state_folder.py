@@ -11,6 +11,7 @@ import pytest
 import structlog
 
 from fedrep.errors import SettingsError
+from fedrep.privacy import CoordinateRelease, Ledger
 from fedrep.protocol.error_memory import ErrorMemory
 from fedrep.protocol.model_state import ModelState
 from fedrep.protocol.silo_effects import Save
@@ -19,6 +20,7 @@ from fedrep.protocol.silo_state import Journal, SiloState, TrainerState
 from fedrep_silo.audit import Audit
 from fedrep_silo.config import ClientSettings
 from fedrep_silo.connection import ServerAwayError, connect
+from fedrep_silo.ledgers import LedgerFolder
 from fedrep_silo.state import StateFolder, Written
 from tests.harness.federation import PARAMETERS, StubTrainer
 
@@ -46,7 +48,7 @@ def test_a_training_that_was_not_submitted_leaves_the_trainers_state_on_disk_as_
     result = trainer.train(trainer.initial(), 1)
     assert np.any(trainer.state()["momentum"] != before)
     assert np.any(result.model != trainer.initial())
-    folder.write(Save(replace(state, memory=replace(state.memory, given_up=1))))
+    folder.write(Save(replace(state, journal=Journal(run="aa"), memory=replace(state.memory, given_up=1))))
     again = StubTrainer()
     after = StateFolder(tmp_path).load(again)
     assert np.array_equal(again.state()["momentum"], before)
@@ -83,6 +85,7 @@ def test_only_what_changed_is_written_and_a_receipt_comes_last(tmp_path: Path) -
 
 def test_damaged_files_are_explained_and_a_damaged_model_is_fetched_again(tmp_path: Path) -> None:
     folder = StateFolder(tmp_path)
+    folder.save_journal(Journal())
     folder.save_memory(ErrorMemory(np.ones(PARAMETERS, np.float32)), {"momentum": np.zeros(PARAMETERS, np.float32)})
     folder.save_model(ModelState.initial(np.ones(PARAMETERS, np.float32)))
     (tmp_path / "model.safetensors").write_bytes(b"half a file")
@@ -104,6 +107,7 @@ def test_damaged_files_are_explained_and_a_damaged_model_is_fetched_again(tmp_pa
 
 def test_a_state_for_another_model_or_trainer_is_explained(tmp_path: Path) -> None:
     folder = StateFolder(tmp_path)
+    folder.save_journal(Journal())
     folder.save_memory(ErrorMemory(np.ones(7, np.float32)), {})
     with pytest.raises(SettingsError, match="7 parameters, not 200"):
         loaded(tmp_path)
@@ -137,3 +141,33 @@ def test_a_server_that_stays_away_is_mentioned_once_a_minute(tmp_path: Path, mon
     assert connection.lost
     with pytest.raises(ServerAwayError, match="fedrep doctor"):
         connection._note_away(1001, error)
+
+
+def test_a_memory_without_its_journal_is_not_taken_for_a_new_folder(tmp_path: Path) -> None:
+    """The journal says where the silo spoke and revealed; without it everything could be said again."""
+    StateFolder(tmp_path).save_memory(ErrorMemory(np.ones(PARAMETERS, np.float32)), {})
+    with pytest.raises(SettingsError, match="a memory and no journal"):
+        loaded(tmp_path)
+
+
+def test_what_was_spent_outlasts_a_purge_and_counts_in_the_next_run(tmp_path: Path) -> None:
+    release = CoordinateRelease(1, 100, 2, 0.5)
+    ledgers = LedgerFolder(tmp_path / "ledger", "silo-0")
+    folder = StateFolder(tmp_path / "state", ledgers)
+    state = folder.load(StubTrainer())
+    folder.write(Save(replace(state, journal=Journal(run="aa", ledger=Ledger().charge(release)))))
+    (tmp_path / "state" / ".memory.safetensors.part").write_bytes(b"half")
+    folder.purge()
+    assert list((tmp_path / "state").iterdir()) == []
+    assert ledgers.of("aa").rounds == 1, "the same run goes on from there"
+    assert ledgers.elsewhere("bb") == pytest.approx(release.epsilon), "and another run over the data adds to it"
+    assert ledgers.elsewhere("aa") == 0.0
+
+
+def test_a_charge_that_the_journal_missed_stays_charged(tmp_path: Path) -> None:
+    """kill -9 between the two files: the ledger is written first."""
+    ledgers = LedgerFolder(tmp_path / "ledger", "silo-0")
+    folder = StateFolder(tmp_path / "state", ledgers)
+    folder.save_journal(Journal(run="aa"))
+    ledgers.write("aa", Ledger().charge(CoordinateRelease(1, 100, 2, 0.5)))
+    assert folder.load(StubTrainer()).journal.ledger.rounds == 1

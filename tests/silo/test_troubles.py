@@ -37,14 +37,13 @@ def test_a_failed_training_is_reported_and_the_next_round_is_tried(federation: F
 
     async def scenario(federation: Federation, run: str) -> None:
         await federation.create_run(run, quorum=3)
-        federation.not_waiting_for(0, run, in_rounds=[1])
         broken = federation.daemon(0, run, StubTrainer(0, before_training=fail_once))
         assert await finish_in_step(broken, *(federation.daemon(n, run) for n in (1, 2, 3))) == [None] * 4
         rounds = await federation.rounds(run)
-        assert [row.silos[0].status for row in rounds] == ["late", "on_time", "on_time"]
+        assert [row.silos[0].status for row in rounds] == ["abstained", "on_time", "on_time"]
         assert all(row.outcome == federation_pb2.OUTCOME_APPLIED for row in rounds)
         (event,) = await federation.events(run, "problem")
-        assert "CUDA out of memory" in event.text
+        assert event.text == "silo-0: training failed; the silo's log says why"
         assert (event.silo, event.round) == ("silo-0", 1)
 
     serve(federation, scenario, "training-fails-once")
@@ -76,7 +75,8 @@ def test_a_silo_whose_training_keeps_failing_stops_and_leaves(federation: Federa
 def test_a_slow_trainer_is_a_bystander_and_not_punished(federation: Federation) -> None:
     async def scenario(federation: Federation, run: str) -> None:
         # A silo that still trains after half this time asks whether it is too late.
-        await federation.create_run(run, quorum=3, deadlines=DeadlineConfig(propose=1, submit=60, confirm=60, reveal=60))
+        deadlines = DeadlineConfig(propose=1, submit=60, confirm=60, reveal=60)
+        await federation.create_run(run, rounds=2, quorum=3, deadlines=deadlines)  # the third miss in a row would count
         federation.not_waiting_for(0, run)
         assert federation.running is not None
         driver = federation.running.coordinator.run_named(run)
@@ -88,13 +88,13 @@ def test_a_slow_trainer_is_a_bystander_and_not_punished(federation: Federation) 
         slow = federation.daemon(0, run, StubTrainer(0, before_training=until_the_round_is_over))
         assert await finish_in_step(slow, *(federation.daemon(n, run) for n in (1, 2, 3))) == [None] * 4
         rounds = await federation.rounds(run)
-        assert [row.reason for row in rounds] == [""] * 3
-        assert [row.silos[0].status for row in rounds] == ["late"] * 3
+        assert [row.reason for row in rounds] == [""] * 2
+        assert [row.silos[0].status for row in rounds] == ["late"] * 2
         silo = (await federation.status(run)).silos[0]
         assert (silo.state, silo.strikes) == ("present", 0)
-        assert confirmed_rounds(slow) == {1, 2, 3}, "it still answers for the others' shares"
+        assert confirmed_rounds(slow) == {1, 2}, "it still answers for the others' shares"
         assert slow.model is not None
-        assert slow.model.version == 3
+        assert slow.model.version == 2
         assert not slow.state.memory.residual.any(), "stale updates do not pile up"
 
     serve(federation, scenario, "slow")

@@ -35,6 +35,7 @@ function cross(ctx: CanvasRenderingContext2D, x: number, y: number, w: number, h
 
 export const ATTENDANCE: Record<string, Mark> = {
   on_time: { label: "on time", paint: fill("cell-ok") },
+  abstained: { label: "abstained (quarter cell)", paint: fill("muted", 0.25) },
   late: { label: "late (half cell)", paint: fill("cell-warn", 0.5) },
   dropped: {
     label: "dropped (full cell, crossed)",

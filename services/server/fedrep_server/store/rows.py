@@ -54,7 +54,7 @@ class BufferRow:
 
 @dataclass(frozen=True, slots=True)
 class SiloRoundRow:
-    """One silo in one round; `status` is on_time, late, dropped, sitting_out, excluded or absent."""
+    """One silo in one round; `status` is on_time, abstained, late, dropped, sitting_out, excluded or absent."""
 
     silo: str
     status: str
