@@ -54,7 +54,7 @@ class ClosedRound:
     @property
     def failed_to_reveal(self) -> int:
         """Silos that submitted, and then kept back shares that were waited for or had dealt wrong ones."""
-        return len(self.result.survivor_names & self.result.report.failed)
+        return len(self.result.survivor_names & (self.result.report.failed | self.result.report.missed))
 
     def line(self) -> Noted:
         """For the event log."""

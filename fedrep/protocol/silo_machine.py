@@ -95,8 +95,8 @@ Effects = list[Effect]
 class Ledgers(Protocol):
     """What proposals from this silo's data set have cost, run by run: kept outside any run's state, and never forgotten."""
 
-    def of(self, run: str) -> Ledger: ...
-    def elsewhere(self, run: str) -> float | None:
+    def of(self, run: str, /) -> Ledger: ...
+    def elsewhere(self, run: str, /) -> float | None:
         """In all other runs; None if one of them had no guarantee."""
         ...
 

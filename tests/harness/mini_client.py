@@ -273,7 +273,7 @@ class MiniSilo:
     def has_company(self) -> bool:
         """Whether enough of this silo's buffer proposed for it to be opened; else the silo is a holder only."""
         own = next((buffer.members for buffer in self.assignment if self.name in [m.silo for m in buffer.members]), ())
-        return len(own) >= self.rules.min_survivors
+        return bool(len(own) >= self.rules.min_survivors)
 
     def submit(self, header: pb.SubmissionHeader, masked: bytes) -> pb.SubmitMaskedShareResponse:
         answer: pb.SubmitMaskedShareResponse = self.stub.SubmitMaskedShare(

@@ -135,10 +135,10 @@ class NoDrill:
 class NoLedgers:
     """This is the only run over the silo's data."""
 
-    def of(self, run: str) -> Ledger:
+    def of(self, _run: str) -> Ledger:
         return Ledger()
 
-    def elsewhere(self, run: str) -> float | None:
+    def elsewhere(self, _run: str) -> float | None:
         return 0.0
 
 
