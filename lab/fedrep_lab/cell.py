@@ -46,8 +46,9 @@ class Cell:
     decay: float = 0.1
     ring_bits: int = 0  # 0: real numbers instead of a ring
     initial_range: float = 1.0
-    dropout: float = 0.0  # the chance that a silo proposes and then falls silent
-    reshuffle_every: int = 1  # rounds between two draws of the buffers; 0: never
+    dropout: float = 0.0  # the chance that an honest silo proposes and then falls silent
+    absence: float = 0.0  # the chance that an honest silo does not even propose
+    reshuffle_every: int = 1  # rounds of an epoch, which has its own seats; 1 is the paper, 0: one epoch for all
     evaluations: int = 20  # over the training, evenly
     evaluation_samples: int = 2000
     seed: int = 0
@@ -64,6 +65,7 @@ class Cell:
                 (not 0 <= self.beta < 1, f"beta is {self.beta}; it must lie in [0, 1)"),
                 (self.rate <= 0, f"rate is {self.rate}; it must be positive"),
                 (not 0 <= self.dropout < 1, f"dropout is {self.dropout}; it must lie in [0, 1)"),
+                (not 0 <= self.absence < 1, f"absence is {self.absence}; it must lie in [0, 1)"),
                 (self.rounds < 1 and self.epochs <= 0, "either rounds or epochs must be positive"),
             )
             if wrong

@@ -60,6 +60,7 @@ class Training:
         self._least_kept = 1.0
         self._rounds = 0
         self._lengths = 0.0
+        self._unsent: Matrix | None = None
 
     def run(self, progress: Progress | None = None) -> None:
         rounds = self._cell.rounds
@@ -76,11 +77,12 @@ class Training:
     def advance(self, number: int) -> bool:
         """One round; False if training has left the finite numbers, which ends it."""
         try:
-            updates = self._silos.updates(self.model, number)
+            updates = self._silos.updates(self.model, number) if self._unsent is None else self._unsent
             if not np.isfinite(updates).all():
                 raise NonFiniteError("a silo's update is not finite")
             self._lengths += float(np.linalg.norm(updates[0]))
             step = self.method.step(updates, number)
+            self._unsent = updates if step.skipped else None  # the same values again: nobody trains
             with np.errstate(over="ignore", invalid="ignore"):
                 model = self._applied(step)
             if not np.isfinite(model).all():

@@ -19,7 +19,7 @@ from fedrep_lab.adversary import Adversary
 from fedrep_lab.cell import Cell
 from fedrep_lab.methods import ring
 from fedrep_lab.methods.fedrep import FedREP
-from fedrep_lab.methods.interface import DROP, ORDER, PROPOSE, ROUND_UP, Matrix, Setting, Step
+from fedrep_lab.methods.interface import DROP, ORDER, PROPOSE, ROUND_UP, Matrix, Seating, Setting, Step
 from fedrep_lab.silos import build_silos, load_dataset, trainer_settings
 from fedrep_lab.simulation import Training
 from fedrep_runtime.run_config import AggregatorConfig
@@ -36,6 +36,12 @@ CELL = Cell(
     dataset="digits", model="mlp", model_options={"hidden": [12]}, m=6, f=0, s=2, ratio=0.2, alpha=0.0, rule="mean",
     interval=2, rate=0.5, rounds=ROUNDS, decay_after=0.6, evaluations=1, evaluation_samples=50,
 )  # fmt: skip
+
+
+def seating(cell: Cell) -> dict[str, object]:
+    """What the cell's run manifest says about buffers."""
+    drawn = Seating.of(cell, np.random.default_rng([cell.seed, ORDER]))
+    return {"reshuffle_every": drawn.reshuffle_every, "buffer_seed": drawn.buffer_seed}
 
 
 class Recorded:
@@ -113,13 +119,12 @@ def test_the_lab_and_the_protocol_agree_with_decoys_buffers_and_a_robust_rule() 
     d = silos[0].layout.size
     federation = InProcess.of(
         cell.m, d, alpha=cell.alpha, buffer_size=cell.s, byzantine=cell.f, ring_bits=32, downlink_bits=32, initial_range=4.0,
-        coordinates=round(cell.ratio * d), aggregator=cell.rule,
+        coordinates=round(cell.ratio * d), aggregator=cell.rule, **seating(cell),
     )  # fmt: skip
     federation.model = type(federation.model).initial(lab.models[0])
     consensus = []
     for number in range(1, cell.rounds + 1):
         model = federation.model.state.vector
-        federation.rng = np.random.default_rng([cell.seed, ORDER, number])
         federation.updates = {
             name: model - silos[position].train(model, number).model for position, name in enumerate(federation.run.silos)
         }
@@ -164,20 +169,23 @@ class SideBySide:
         self.model = np.zeros(parameters, np.float32)
         self.service = InProcess.of(
             cell.m, parameters, alpha=cell.alpha, buffer_size=cell.s, byzantine=cell.f, ring_bits=cell.ring_bits,
-            downlink_bits=32, coordinates=round(cell.ratio * parameters), aggregator=cell.rule,
+            downlink_bits=32, coordinates=round(cell.ratio * parameters), aggregator=cell.rule, **seating(cell),
         )  # fmt: skip
         self.service.model = ServerModel.initial(self.model.copy())
+        self._unsent: Matrix | None = None
 
     def play(self, number: int, clip_range: float, silent: frozenset[int] = frozenset()) -> tuple[Step, Update]:
         """Round `number` in both; `silent` silos propose and are not heard of again."""
         cell, federation = self.cell, self.service
-        rows = np.random.default_rng([7, number]).standard_t(3, size=(cell.m, self.model.size)).astype(np.float32)
+        rows = self._unsent
+        if rows is None:
+            rows = np.random.default_rng([7, number]).standard_t(3, size=(cell.m, self.model.size)).astype(np.float32)
         step = self.lab.step(rows.copy(), number)
+        self._unsent = rows if step.skipped else None
         assert step.indices is not None
         self.model[step.indices] -= step.values
 
         federation.run = replace(federation.run, initial_range=clip_range)
-        federation.rng = np.random.default_rng([cell.seed, ORDER, number])
         federation.updates = dict(zip(federation.run.silos, rows, strict=True))
         federation.open_round()
         for stage, act in ((PROPOSE, federation.propose), (ROUND_UP, federation.submit)):
@@ -196,8 +204,8 @@ class SideBySide:
                 federation.deadline()
         return step, federation.finish()
 
-    def clip_rates(self) -> list[float]:
-        return [silo.submitted.values.clip_rate for silo in self.service.members if silo.submitted is not None]
+    def memories(self) -> Matrix:
+        return np.stack([silo.memory.residual for silo in self.service.members])
 
 
 RING_CELL = Cell(m=9, f=1, s=2, alpha=0.5, ratio=0.3, rule="geometric_median", initial_range=2.0, seed=5)
@@ -220,12 +228,16 @@ def test_the_lab_and_the_protocol_open_the_same_ring_sums_and_train_the_same_bit
         assert np.array_equal(result.indices, step.indices)
         assert result.combined.vector.tobytes() == step.values.tobytes()
         assert both.service.model.state.vector.tobytes() == both.model.tobytes()
-        clip_range = clip_range.after_round(both.clip_rates(), float(np.abs(step.values).max()), both.service.run)
+        clip_range = clip_range.after_round(result.bits.values(), both.cell.f, both.service.run)
         assert step.measures["clip_range"] == clip_range.value
-        assert np.array_equal(np.stack([silo.memory.residual for silo in both.service.members]), both.lab.memory)
+        assert np.array_equal(both.memories(), both.lab.memory)
     assert len(seen.lab) == 8 * 4
     assert seen.lab == seen.service
     assert len({opened[2] for opened in seen.lab}) > 1, "R moved"
+
+
+def silent_silos(cell: Cell, number: int) -> frozenset[int]:
+    return frozenset(np.flatnonzero(np.random.default_rng([cell.seed, DROP, number]).random(cell.m) < cell.dropout).tolist())
 
 
 @pytest.mark.parametrize("dropout", [0.2, 0.35])
@@ -237,10 +249,30 @@ def test_the_lab_and_the_protocol_open_the_same_buffers_when_silos_fall_silent(
     for seed in range(6):
         seen = Opening(monkeypatch)
         both = SideBySide(replace(cell, seed=seed), parameters=120)
-        silent = np.flatnonzero(np.random.default_rng([seed, DROP, 1]).random(cell.m) < cell.dropout)
-        step, update = both.play(1, cell.initial_range, frozenset(silent.tolist()))
+        silent = silent_silos(both.cell, 1)
+        step, update = both.play(1, cell.initial_range, silent)
         assert seen.lab == seen.service
         assert (update.outcome is Outcome.SKIPPED) == bool(step.measures.get("skipped"))
         opened.add((len(silent), len(seen.lab)))
     assert len(opened) > 2, "the draws differ in who falls silent and in what that leaves"
     assert (0 in {buffers for _, buffers in opened}) == (dropout > 0.3), "with too few holders left nothing opens"
+
+
+def test_memories_stay_the_same_bits_through_rounds_that_are_skipped_or_open_some_buffers() -> None:
+    cell = replace(RING_CELL, m=16, s=3, f=3, rule="mean", ring_bits=16, dropout=0.15, reshuffle_every=4, seed=1)
+    both = SideBySide(cell, parameters=120)
+    clip_range = ClipRange(cell.initial_range)
+    seen = []
+    for number in range(1, 15):
+        silent = silent_silos(cell, number)
+        assert cell.m - len(silent) >= 11, "with fewer than t holders no silo has proof, and all give up"
+        step, update = both.play(number, clip_range.value, silent)
+        assert step.skipped == (update.outcome is Outcome.SKIPPED)
+        assert both.service.model.state.vector.tobytes() == both.model.tobytes()
+        assert np.array_equal(both.memories(), both.lab.memory)
+        result = both.service.round.result
+        assert result is not None
+        clip_range = clip_range.after_round(result.bits.values(), cell.f, both.service.run)
+        seen.append((step.skipped, len(result.opened)))
+    assert sum(skipped for skipped, _ in seen) > 2
+    assert {4, 5} <= {opened for skipped, opened in seen if not skipped}

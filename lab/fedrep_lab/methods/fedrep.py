@@ -1,46 +1,47 @@
 """FedREP (Algorithms 1 and 2): consensus sparsification, buffers, a robust rule, error memory.
 
-In real numbers, or in the ring and with the clip range of the service; with silos that propose and then fall silent, as
-the service treats them.
+In real numbers, or in the ring and with the clip range of the service; with silos that do not propose, or propose and then
+fall silent, as version 2 of the protocol treats them. Nobody lies here about what became of a silo's values: each one knows.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrep.protocol.error_memory import Contribution, ErrorMemory, Fate, Pending, Place
+from fedrep.protocol.manifests import RunHash, SiloName
 from fedrep.protocol.thresholds import default_colluders, default_min_survivors, openable_buffers, share_threshold
-from fedrep.sparsify import Coordinates, propose, union
+from fedrep.sparsify import Coordinates, gather, propose, union
 from fedrep_lab.methods.interface import (
+    ABSENT,
     DROP,
     PROPOSE,
     BufferedRule,
     Matrix,
     Setting,
     Step,
+    Vector,
     buffer_groups,
     energy_kept,
     rule_of,
 )
 from fedrep_lab.methods.ring import Ring
 
+# Where a silo's values lay decides what proves their fate. Here all fates are known, and nothing is proven.
+_NOWHERE = Place(RunHash(b""), 0, SiloName(""), 0, b"", 0, 0, 0, {})
+
 
 @dataclass(frozen=True)
 class Turnout:
-    """The survivors of each buffer that may be opened, and for every silo whether it survived and whether it was opened."""
+    """Who proposed, and the survivors of each buffer that is opened."""
 
+    proposed: NDArray[np.bool_]
     groups: list[NDArray[np.int64]]
-    survived: NDArray[np.bool_]
-
-    @property
-    def opened(self) -> NDArray[np.bool_]:
-        included = np.zeros(self.survived.size, dtype=np.bool_)
-        for group in self.groups:
-            included[group] = True
-        return included
 
 
 class FedREP:
@@ -54,53 +55,75 @@ class FedREP:
         self.memory: Matrix = np.zeros((cell.m, setting.parameters), dtype=np.float32)
         self._ring = Ring(setting) if cell.ring_bits else None
         self._least = default_min_survivors(cell.s, default_colluders(cell.s))
+        self._again: dict[int, Coordinates] = {}  # what was proposed in rounds that were skipped
 
     def step(self, updates: Matrix, round_number: int) -> Step:
         setting, cell = self._setting, self._setting.cell
-        g = np.add(self.memory, updates, out=updates)
-        agreed = self._consensus(g, round_number)
-        wanted = np.ascontiguousarray(g[:, agreed])
+        g = self.memory + updates
         turnout = self._turnout(round_number)
+        agreed = self._consensus(g, turnout.proposed, round_number)
+        wanted = np.ascontiguousarray(g[:, agreed])
         kept = energy_kept(g, wanted, cell.honest)
         if not turnout.groups:
-            self.memory = g
-            return Step(np.zeros(0, np.float32), agreed[:0], agreed.size, 0.0, kept, measures={"skipped": 1.0})
+            if self._ring is not None:
+                self._ring.after_round(g, self.k, turnout.proposed)
+            measures = self._measures(turnout)
+            return Step(np.zeros(0, np.float32), agreed[:0], agreed.size, 0.0, kept, measures=measures, skipped=True)
+        self._again = {}
         server = BufferedRule(self._rule, turnout.groups, setting, round_number)
-        measures = {}
+        clip_range = math.inf
         if self._ring is None:
             sent, result = wanted, server.under_attack(wanted)
         else:
+            clip_range = self._ring.range
             sent = self._ring.rounded(wanted, round_number)
             forged = setting.adversary.forge(sent, server.vector)
             result = server.over_means(self._ring.opened_means(forged, turnout.groups, round_number))
-            self._ring.after_round(turnout.survived, result.vector)
-            measures["clip_range"] = self._ring.range
-        self._remember(g, agreed, wanted, sent, turnout.opened)
-        return Step(result.vector, agreed, agreed.size, agreed.size, kept, result.notes, measures)
+            self._ring.after_round(g, self.k, turnout.proposed)
+        for silo in np.concatenate(turnout.groups):  # the others' u is what it was before this training (N1)
+            self.memory[silo] = after_opening(self.memory[silo], g[silo], agreed, sent[silo], clip_range)
+        return Step(result.vector, agreed, agreed.size, agreed.size, kept, result.notes, self._measures(turnout))
 
-    def _consensus(self, g: Matrix, round_number: int) -> Coordinates:
+    def _consensus(self, g: Matrix, proposed: NDArray[np.bool_], round_number: int) -> Coordinates:
         setting, cell = self._setting, self._setting.cell
         if self.k == setting.parameters:
             return np.arange(setting.parameters, dtype=np.int64)
-        proposals = []
-        for silo in range(cell.m):
-            own = propose(g[silo], self.k, cell.alpha, setting.rng(PROPOSE, silo, round_number))
-            proposals.append(setting.adversary.coordinates(silo, g, self.k, own))
-        return union(proposals)
+        for silo in np.flatnonzero(proposed).tolist():
+            if silo not in self._again:  # the same g: the same proposal
+                own = propose(g[silo], self.k, cell.alpha, setting.rng(PROPOSE, silo, round_number))
+                self._again[silo] = setting.adversary.coordinates(silo, g, self.k, own)
+        return union([self._again[silo] for silo in np.flatnonzero(proposed).tolist()])
 
     def _turnout(self, round_number: int) -> Turnout:
         setting, cell = self._setting, self._setting.cell
         groups = buffer_groups(setting, round_number)
-        if not cell.dropout:  # every buffer opens, also in cells that no preflight would let pass, such as those with s = 1
-            return Turnout(groups, np.ones(cell.m, dtype=np.bool_))
-        survived = setting.rng(DROP, round_number).random(cell.m) >= cell.dropout
-        survived[cell.honest :] = True  # the worst case: every missing silo is an honest one
+        everybody = np.ones(cell.m, dtype=np.bool_)
+        if not cell.dropout and not cell.absence:  # all buffers open, also where no preflight would let a run pass: s = 1
+            return Turnout(everybody, groups)
+        proposed = self._here(ABSENT, cell.absence, round_number)
+        survived = proposed & self._here(DROP, cell.dropout, round_number)
         if np.count_nonzero(survived) < share_threshold(cell.m):  # too few holders confirm, so nobody reveals
-            return Turnout([], survived)
-        left = [group[survived[group]] for group in groups]
-        return Turnout([left[number] for number in sorted(openable_buffers(left, self._least, cell.f))], survived)
+            return Turnout(proposed, [])
+        seated = [group for group in groups if np.count_nonzero(proposed[group]) >= self._least]  # the others only hold shares
+        left = [group[survived[group]] for group in seated]
+        return Turnout(proposed, [left[number] for number in sorted(openable_buffers(left, self._least, cell.f))])
 
-    def _remember(self, g: Matrix, agreed: Coordinates, wanted: Matrix, sent: Matrix, opened: NDArray[np.bool_]) -> None:
-        """u = g - sent for those whose values were opened; the others keep all of g."""
-        g[:, agreed] = np.where(opened[:, None], wanted - sent, wanted)
-        self.memory = g
+    def _here(self, purpose: int, chance: float, round_number: int) -> NDArray[np.bool_]:
+        """The worst case: whoever is missing is honest."""
+        here: NDArray[np.bool_] = self._setting.rng(purpose, round_number).random(self._setting.cell.m) >= chance
+        here[self._setting.cell.honest :] = True
+        return here
+
+    def _measures(self, turnout: Turnout) -> dict[str, float]:
+        cell = self._setting.cell
+        measures = {} if self._ring is None else {"clip_range": self._ring.range}
+        if cell.dropout or cell.absence:
+            contributing = sum(group.size for group in turnout.groups)
+            measures |= {"skipped": float(not turnout.groups), "contributing": contributing / cell.m}
+        return measures
+
+
+def after_opening(before: Vector, g: Vector, indices: Coordinates, sent: Vector, clip_range: float) -> Vector:
+    """u of a silo whose values were opened, as the service's memory has it (N2)."""
+    pending = Pending(_NOWHERE, Contribution(0, 0, g), clip_range, indices, sent, gather(before, indices))
+    return ErrorMemory(before, pending).settle(Fate.OPENED).residual

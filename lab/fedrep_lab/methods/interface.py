@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrep import buffers
 from fedrep.aggregators import Aggregate, ConfiguredRule, build_rule
+from fedrep.protocol.manifests import SiloName
+from fedrep.protocol.seats import SEED_BYTES, seats
 from fedrep.protocol.thresholds import expected_byzantine
 from fedrep.sparsify import Coordinates
 from fedrep_lab.adversary import Adversary
@@ -19,7 +21,7 @@ Matrix = NDArray[np.float32]
 Vector = NDArray[np.float32]
 
 # Streams of random numbers, apart by purpose, so that one cannot shift another.
-PROPOSE, ORDER, ROUND_UP, DROP, ATTACK, METHOD = range(5, 11)
+PROPOSE, ORDER, ROUND_UP, DROP, ATTACK, METHOD, ABSENT = range(5, 12)
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class Step:
     kept: float = 1.0  # mean over honest silos of |C(g)|^2 / |g|^2
     notes: tuple[str, ...] = ()
     measures: dict[str, float] = field(default_factory=dict)
+    skipped: bool = False  # the model stays, and everybody's update is proposed again: nobody trains
 
 
 class Method(Protocol):
@@ -56,7 +59,7 @@ class Method(Protocol):
     def __init__(self, setting: Setting) -> None: ...
 
     def step(self, updates: Matrix, round_number: int) -> Step:
-        """`updates` may be changed in place; rounds count from 1."""
+        """`updates` may be changed in place, unless the round is skipped; rounds count from 1."""
         ...
 
 
@@ -64,16 +67,29 @@ def rule_of(cell: Cell) -> ConfiguredRule:
     return build_rule(cell.rule, dict(cell.rule_settings), list(cell.pre))
 
 
+@dataclass(frozen=True)
+class Seating:
+    """What a run manifest of this cell would say about buffers."""
+
+    silos: tuple[SiloName, ...]
+    buffer_size: int
+    reshuffle_every: int
+    buffer_seed: bytes
+
+    @classmethod
+    def of(cls, cell: Cell, rng: np.random.Generator) -> Seating:
+        names = tuple(SiloName(f"silo-{silo:02d}") for silo in range(cell.m))
+        return cls(names, cell.s, cell.reshuffle_every or sys.maxsize, rng.bytes(SEED_BYTES))
+
+    def groups(self, round_number: int) -> list[NDArray[np.int64]]:
+        """The seats of this round's epoch, as positions of silos."""
+        position = {name: number for number, name in enumerate(self.silos)}
+        return [np.array([position[name] for name in seat]) for seat in seats(self, round_number)]
+
+
 def buffer_groups(setting: Setting, round_number: int) -> list[NDArray[np.int64]]:
-    """Who shares a buffer in this round, as positions of silos."""
-    cell = setting.cell
-    draw = 1 if cell.reshuffle_every == 0 else (round_number - 1) // cell.reshuffle_every + 1
-    return drawn_groups(cell, setting.rng(ORDER, draw))
-
-
-def drawn_groups(cell: Cell, rng: np.random.Generator) -> list[NDArray[np.int64]]:
-    names = buffers.shuffle((f"{silo:04d}" for silo in range(cell.m)), rng)
-    return [np.array([int(name) for name in group]) for group in buffers.cut(names, cell.s)]
+    """Who shares a buffer in this round, whoever takes part."""
+    return Seating.of(setting.cell, setting.rng(ORDER)).groups(round_number)
 
 
 def group_means(values: Matrix, groups: list[NDArray[np.int64]]) -> Matrix:

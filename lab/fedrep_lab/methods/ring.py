@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrep.buffers import sizes
-from fedrep.protocol.clip_range import ClipRange
+from fedrep.protocol.clip_range import ClipRange, range_bits
 from fedrep.quantize import LARGEST_RANGE, SMALLEST_RANGE, Quantized, RingFormat, open_mean, quantize, value_bits
 from fedrep_lab.methods.interface import ROUND_UP, Matrix, Setting, Vector
 
@@ -46,10 +46,10 @@ class Ring:
             means.append(open_mean(total, group.size, self.range, self.format))
         return np.stack(means)
 
-    def after_round(self, survived: NDArray[np.bool_], update: Vector) -> None:
-        """Survivors report how much they had to clip; an attacker reports what an honest silo in its place would."""
-        rates = [row.clip_rate for row, reports in zip(self._honest, survived, strict=True) if reports]
-        self._range = self._range.after_round(rates, float(np.abs(update).max(initial=0.0)), self)
+    def after_round(self, g: Matrix, per_silo: int, proposed: NDArray[np.bool_]) -> None:
+        """R moves by the two bits of each proposal (N3); an attacker's are those of an honest silo in its place."""
+        bits = [range_bits(row, self.range, per_silo) for row, speaks in zip(g, proposed, strict=True) if speaks]
+        self._range = self._range.after_round(bits, self._setting.cell.f, self)
 
     def _quantized(self, row: Vector, silo: int, round_number: int) -> Quantized:
         return quantize(row, self.range, self.format, self._setting.rng(ROUND_UP, silo, round_number))
