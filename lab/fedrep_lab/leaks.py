@@ -16,7 +16,7 @@ import numpy as np
 
 from fedrep.sparsify import propose, top_k
 from fedrep_lab.cell import Cell
-from fedrep_lab.methods.interface import drawn_groups
+from fedrep_lab.methods.interface import Seating
 
 _PARAMETERS = 20_000
 _REPEATS = 8
@@ -28,7 +28,7 @@ def own_coordinates(cell: Cell, rng: np.random.Generator) -> dict[str, float]:
     found = []
     for _ in range(_REPEATS):
         updates = rng.normal(size=(cell.m, _PARAMETERS))
-        for group in drawn_groups(cell, rng):
+        for group in Seating.of(cell, rng).groups(0):
             total = updates[group].sum(axis=0)
             found += [np.corrcoef(total[top], updates[v][top])[0, 1] for v in group for top in [top_k(updates[v], k)]]
     return {"correlation": float(np.mean(found)), "expected_alone": 1.0 / np.sqrt(cell.s)}
@@ -40,7 +40,7 @@ def decoys(cell: Cell, rng: np.random.Generator) -> dict[str, float]:
     real, decoy = [], []
     for _ in range(_REPEATS):
         updates = rng.normal(size=(cell.m, _PARAMETERS))
-        for group in drawn_groups(cell, rng):
+        for group in Seating.of(cell, rng).groups(0):
             total = np.abs(updates[group].sum(axis=0))
             for v in group:
                 proposal = propose(updates[v], k, cell.alpha, rng)
@@ -55,12 +55,10 @@ def regression(cell: Cell, rng: np.random.Generator) -> dict[str, float]:
     d = 2_000
     persistent = rng.normal(size=(cell.m, d))
     rows, sums = [], []
-    groups = drawn_groups(cell, rng)
+    seating = Seating.of(cell, rng)
     for number in range(cell.rounds):
-        if cell.reshuffle_every and number % cell.reshuffle_every == 0:
-            groups = drawn_groups(cell, rng)
         updates = persistent + rng.normal(size=(cell.m, d))
-        for group in groups:
+        for group in seating.groups(number):
             member = np.zeros(cell.m)
             member[group] = 1.0
             rows.append(member)
