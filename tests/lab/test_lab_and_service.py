@@ -14,6 +14,7 @@ from fedrep.protocol import opening
 from fedrep.protocol.clip_range import ClipRange
 from fedrep.protocol.messages import Outcome, Phase, Update
 from fedrep.protocol.model_state import ServerModel
+from fedrep.protocol.server_round import ServerRound
 from fedrep.quantize import RingFormat, open_mean
 from fedrep_lab.adversary import Adversary
 from fedrep_lab.cell import Cell
@@ -169,7 +170,8 @@ class SideBySide:
         self.model = np.zeros(parameters, np.float32)
         self.service = InProcess.of(
             cell.m, parameters, alpha=cell.alpha, buffer_size=cell.s, byzantine=cell.f, ring_bits=cell.ring_bits,
-            downlink_bits=32, coordinates=round(cell.ratio * parameters), aggregator=cell.rule, **seating(cell),
+            downlink_bits=32, coordinates=round(cell.ratio * parameters), aggregator=cell.rule,
+            initial_range=cell.initial_range, **seating(cell),
         )  # fmt: skip
         self.service.model = ServerModel.initial(self.model.copy())
         self._unsent: Matrix | None = None
@@ -185,9 +187,8 @@ class SideBySide:
         assert step.indices is not None
         self.model[step.indices] -= step.values
 
-        federation.run = replace(federation.run, initial_range=clip_range)
         federation.updates = dict(zip(federation.run.silos, rows, strict=True))
-        federation.open_round()
+        self._open_round(clip_range)
         for stage, act in ((PROPOSE, federation.propose), (ROUND_UP, federation.submit)):
             for position, silo in enumerate(federation.members):
                 silo.rng = np.random.default_rng([cell.seed, stage, position, number])
@@ -203,6 +204,14 @@ class SideBySide:
             if federation.round.phase is phase:
                 federation.deadline()
         return step, federation.finish()
+
+    def _open_round(self, clip_range: float) -> None:
+        federation = self.service
+        manifest = federation.manifest = replace(federation.new_round(), clip_range=clip_range)
+        keys = {name: federation.silos[name].signing_key.verify_key for name in manifest.names}
+        federation.server = ServerRound(federation.run, manifest, keys, federation.rng)
+        for silo in federation.members:
+            federation.announce(silo)
 
     def memories(self) -> Matrix:
         return np.stack([silo.memory.residual for silo in self.service.members])
