@@ -45,7 +45,7 @@ def work(job: Job, report: Report | None = None) -> str:
     """Run one cell on one thread and save it."""
     import torch
 
-    from fedrep_lab.leaks import MEASUREMENTS, measure
+    from fedrep_lab.measurements import MEASUREMENTS, measure
     from fedrep_lab.simulation import play
 
     torch.set_num_threads(1)

@@ -1,33 +1,31 @@
 """The known leaks of the protocol, measured on independent Gaussian updates, where nothing else helps the server.
 
 `own_coordinates`: where only one silo proposed, its buffer mates are small, so the buffer's sum shows that silo's values.
-`decoys`: the same sums tell real coordinates from decoys. `regression`: buffers that are drawn anew every round let the
-server solve for what a silo sends round after round.
+`decoys`: the same sums tell real coordinates from decoys. `regression`: seats that change with every epoch let the server solve
+for what a silo sends round after round. What a server learns that lies besides is in `lying_server`.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedrep.sparsify import propose, top_k
 from fedrep_lab.cell import Cell
+from fedrep_lab.lying_server import best_linear_estimate
 from fedrep_lab.methods.interface import Seating
 
-_PARAMETERS = 20_000
+PARAMETERS = 20_000
 _REPEATS = 8
 
 
 def own_coordinates(cell: Cell, rng: np.random.Generator) -> dict[str, float]:
     """Correlation, on a silo's own proposal, of its buffer's sum with its values."""
-    k = cell.per_silo(_PARAMETERS)
+    k = cell.per_silo(PARAMETERS)
     found = []
     for _ in range(_REPEATS):
-        updates = rng.normal(size=(cell.m, _PARAMETERS))
+        updates = rng.normal(size=(cell.m, PARAMETERS))
         for group in Seating.of(cell, rng).groups(0):
             total = updates[group].sum(axis=0)
             found += [np.corrcoef(total[top], updates[v][top])[0, 1] for v in group for top in [top_k(updates[v], k)]]
@@ -36,10 +34,10 @@ def own_coordinates(cell: Cell, rng: np.random.Generator) -> dict[str, float]:
 
 def decoys(cell: Cell, rng: np.random.Generator) -> dict[str, float]:
     """The chance that a real coordinate has a larger sum than a decoy: 0.5 would be no leak at all."""
-    k = cell.per_silo(_PARAMETERS)
+    k = cell.per_silo(PARAMETERS)
     real, decoy = [], []
     for _ in range(_REPEATS):
-        updates = rng.normal(size=(cell.m, _PARAMETERS))
+        updates = rng.normal(size=(cell.m, PARAMETERS))
         for group in Seating.of(cell, rng).groups(0):
             total = np.abs(updates[group].sum(axis=0))
             for v in group:
@@ -54,39 +52,16 @@ def regression(cell: Cell, rng: np.random.Generator) -> dict[str, float]:
     """Correlation of a silo's persistent update with the server's least-squares estimate after `rounds` rounds."""
     d = 2_000
     persistent = rng.normal(size=(cell.m, d))
-    rows, sums = [], []
+    groups, sums = [], []
     seating = Seating.of(cell, rng)
     for number in range(cell.rounds):
         updates = persistent + rng.normal(size=(cell.m, d))
         for group in seating.groups(number):
-            member = np.zeros(cell.m)
-            member[group] = 1.0
-            rows.append(member)
+            groups.append(group)
             sums.append(updates[group].sum(axis=0))
-    design, seen = np.array(rows), np.array(sums)
-    # Ridge: the prior variance of an update is one, the noise of a sum s; the best linear estimate for Gaussians.
-    estimate = np.linalg.solve(design.T @ design + cell.s * np.eye(cell.m), design.T @ seen)
+    estimate = best_linear_estimate(cell, groups, sums)
     found = [np.corrcoef(estimate[v], persistent[v])[0, 1] for v in range(cell.m)]
     return {"correlation": float(np.mean(found))}
-
-
-MEASUREMENTS: dict[str, Callable[[Cell, np.random.Generator], dict[str, float]]] = {
-    "own_coordinates": own_coordinates,
-    "decoys": decoys,
-    "regression": regression,
-}
-
-
-def measure(cell: Cell, data_dir: Path | None = None) -> dict[str, Any]:  # noqa: ARG001  like a training cell
-    started, busy = time.perf_counter(), time.process_time()
-    metrics = MEASUREMENTS[cell.task](cell, np.random.default_rng(cell.seed))
-    return {
-        "parameters": _PARAMETERS,
-        "metrics": metrics,
-        "history": [],
-        "seconds": round(time.perf_counter() - started, 2),
-        "cpu_seconds": round(time.process_time() - busy, 2),
-    }
 
 
 def _auc(above: Any, below: Any) -> float:

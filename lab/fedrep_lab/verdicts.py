@@ -317,21 +317,30 @@ def dropouts(results: Sequence[Result]) -> Verdict:
 
 
 def leaks(results: Sequence[Result]) -> Verdict:
+    return as_stated("leaks", results)
+
+
+def attendance(results: Sequence[Result]) -> Verdict:
+    return as_stated("attendance", results)
+
+
+def as_stated(name: str, results: Sequence[Result]) -> Verdict:
     """Against the figures of the documentation, which stand in the experiment's file and not here."""
-    experiment = load_experiment("leaks")
+    experiment = load_experiment(name)
     basis, stated = experiment.tables["stated"], experiment.stated()
     rows, off = [], 0
     for one in stated:
-        cells = select(results, **basis["settings"], **one.settings)
+        cells = select(results, **{**basis["settings"], **one.settings})
         if not cells:
             continue
         found = fmean(float(cell.metrics[one.metric]) for cell in cells)
         off += abs(found - one.figure) > basis["within"]
+        task = one.settings.get("task", name)
         detail = ", ".join(f"{name} = {value}" for name, value in one.settings.items() if name != "task")
-        row = {"leak": one.settings["task"], "settings": detail, "measured as": one.metric, "found": round(found, 3)}
+        row = {"measurement": task, "settings": detail, "measured as": one.metric, "found": round(found, 3)}
         rows.append({**row, basis["page"]: one.figure})
     if len(rows) < len(stated):
-        return Verdict(UNTESTED, "Not all leaks have been measured.", rows)
+        return Verdict(UNTESTED, "Not all of it has been measured.", rows)
     sentence = f"{len(rows) - off} of {len(rows)} measured within {basis['within']} of the figures in {basis['page']}."
     return Verdict(FAILS if off else HOLDS, sentence, rows)
 
@@ -351,6 +360,7 @@ VERDICTS: dict[str, Callable[[Sequence[Result]], Verdict]] = {
     "rings": rings,
     "dropouts": dropouts,
     "leaks": leaks,
+    "attendance": attendance,
 }
 
 

@@ -24,7 +24,7 @@ from fedrep_lab import engines, verdicts
 from fedrep_lab.catalogue import experiment_from, experiment_names, load_experiment, load_experiments
 from fedrep_lab.cell import Cell
 from fedrep_lab.figures import draw
-from fedrep_lab.leaks import measure
+from fedrep_lab.measurements import measure
 from fedrep_lab.report import write_report
 from fedrep_lab.results import Result, ResultFolder
 from fedrep_lab.running import Plan, missing_jobs, run_experiments

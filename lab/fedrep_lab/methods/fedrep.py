@@ -125,5 +125,16 @@ class FedREP:
 
 def after_opening(before: Vector, g: Vector, indices: Coordinates, sent: Vector, clip_range: float) -> Vector:
     """u of a silo whose values were opened, as the service's memory has it (N2)."""
+    return _settled(before, g, indices, sent, clip_range, Fate.OPENED)
+
+
+def after_giving_up(before: Vector, g: Vector, indices: Coordinates, sent: Vector, clip_range: float) -> Vector:
+    """u of a silo that has submitted and was shown no proof of what became of it (N1)."""
+    return _settled(before, g, indices, sent, clip_range, Fate.GIVEN_UP)
+
+
+def _settled(before: Vector, g: Vector, indices: Coordinates, sent: Vector, clip_range: float, fate: Fate) -> Vector:
+    worst = before.copy()
+    worst[indices] = 0.0  # as written before the submission
     pending = Pending(_NOWHERE, Contribution(0, 0, g), clip_range, indices, sent, gather(before, indices))
-    return ErrorMemory(before, pending).settle(Fate.OPENED).residual
+    return ErrorMemory(worst, pending).settle(fate).residual

@@ -1,0 +1,39 @@
+"""Cells that measure instead of training, by the name of their task."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedrep_lab import leaks, lying_server
+from fedrep_lab.attendance import attendance
+from fedrep_lab.cell import Cell
+
+MEASUREMENTS: dict[str, Callable[[Cell, np.random.Generator], dict[str, float]]] = {
+    "own_coordinates": leaks.own_coordinates,
+    "decoys": leaks.decoys,
+    "regression": leaks.regression,
+    "tiny_range_skipped": lying_server.tiny_range_skipped,
+    "tiny_range_applied": lying_server.tiny_range_applied,
+    "kept_closed": lying_server.kept_closed,
+    "opened_more": lying_server.opened_more,
+    "subsets": lying_server.subsets,
+    "frequency": lying_server.frequency,
+    "attendance": attendance,
+}
+
+
+def measure(cell: Cell, data_dir: Path | None = None) -> dict[str, Any]:  # noqa: ARG001  like a training cell
+    started, busy = time.perf_counter(), time.process_time()
+    metrics = MEASUREMENTS[cell.task](cell, np.random.default_rng(cell.seed))
+    return {
+        "parameters": leaks.PARAMETERS,
+        "metrics": metrics,
+        "history": [],
+        "seconds": round(time.perf_counter() - started, 2),
+        "cpu_seconds": round(time.process_time() - busy, 2),
+    }
