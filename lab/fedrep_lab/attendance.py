@@ -30,7 +30,6 @@ from fedrep_lab.methods.interface import Seating
 class Played:
     """What one round came to."""
 
-    number: int
     contributing: frozenset[SiloName]
     report: RoundReport
 
@@ -39,22 +38,14 @@ class Played:
 class Federation:
     seating: Seating
     byzantine: int
-    absence: float
-    dropout: float
-
-    @property
-    def least(self) -> int:
-        size = self.seating.buffer_size
-        return default_min_survivors(size, default_colluders(size))
+    least: int
 
     @property
     def quorum(self) -> int:
         return default_quorum(len(self.seating.silos), self.seating.buffer_size, self.byzantine)
 
-    def play(self, number: int, roster: tuple[SiloName, ...], rng: np.random.Generator) -> Played:
-        chance = dict(zip(roster, rng.random(len(roster)), strict=True))
-        proposed = frozenset(name for name in roster if chance[name] >= self.absence)
-        here = frozenset(name for name in roster if chance[name] >= self.absence + self.dropout)
+    def play(self, number: int, roster: tuple[SiloName, ...], proposed: frozenset[SiloName], here: frozenset[SiloName]) -> Played:
+        """`here` are those who propose and stay to the end."""
         missed = frozenset(roster) - proposed
         submitted: frozenset[SiloName] = frozenset()
         contributing: frozenset[SiloName] = frozenset()
@@ -69,20 +60,25 @@ class Federation:
                 opened = openable_buffers(left, self.least, self.byzantine)
                 contributing = frozenset(name for buffer in opened for name in left[buffer])
         report = RoundReport(roster, proposed, submitted, frozenset(), missed, {})
-        return Played(number, contributing, report)
+        return Played(contributing, report)
 
 
 def attendance(cell: Cell, rng: np.random.Generator) -> dict[str, float]:
     """Shares of rounds applied, and of all listed silos that contribute: to a round, and to one that is applied."""
-    federation = Federation(Seating.of(cell, rng), cell.f, cell.absence, cell.dropout)
+    least = int(cell.method_settings.get("min_survivors", default_min_survivors(cell.s, default_colluders(cell.s))))
+    federation = Federation(Seating.of(cell, rng), cell.f, least)
     names = federation.seating.silos
     kept = Attendance()
     for name in names:
         kept = kept.join(RosterEntry(name, b"", b"", b""), 0)
     last, applied, contributing, sitting_out = 0, 0, 0, 0
     for _ in range(cell.rounds):
-        number, roster = next_roster(kept, names, last, federation.quorum)
-        played = federation.play(number, tuple(entry.name for entry in roster), rng)
+        number, entries = next_roster(kept, names, last, federation.quorum)
+        roster = tuple(entry.name for entry in entries)
+        chance = dict(zip(roster, rng.random(len(roster)), strict=True))
+        proposed = frozenset(name for name in roster if chance[name] >= cell.absence)
+        here = frozenset(name for name in roster if chance[name] >= cell.absence + cell.dropout)
+        played = federation.play(number, roster, proposed, here)
         kept = kept.after_round(number, played.report)
         for name in played.report.missed:
             kept = kept.join(kept.standings[name].entry, number)

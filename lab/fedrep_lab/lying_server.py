@@ -4,14 +4,15 @@ Each silo's local update is its persistent one plus as much noise of fresh minib
 What a silo keeps between two trainings is decided by the service's own error memory. `by_design` is the correlation that the same
 number of fresh trainings in the same groups would give a server that only looks.
 
-`tiny_range_skipped`, `tiny_range_applied`: R = 1e-6, so that sums are sums of signs, and the round is opened and denied, or
-answered with G = 0. `kept_closed`: one silo is kept from being opened while its mates are. `opened_more`: one silo is opened more
-often than the others, with few coordinates, and then with many. `subsets`: other survivors of one buffer in every round.
-`frequency`: nothing but the proposals.
+`tiny_range_skipped`: R = 1e-6, so that sums are sums of signs, and every round is opened and denied. `tiny_range_applied`: the
+same R, answered with G = 0. `kept_closed`: one silo is kept from being opened while its mates are. `opened_more`: one silo is
+opened more often than the others, with few coordinates, and then with many. `subsets`: other survivors of one buffer in every
+round. `frequency`: nothing but the proposals.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import combinations
 
 import numpy as np
@@ -20,10 +21,10 @@ from numpy.typing import NDArray
 from fedrep.buffers import sizes
 from fedrep.protocol.thresholds import default_colluders, default_min_survivors
 from fedrep.quantize import RingFormat, quantize, value_bits
-from fedrep.sparsify import propose, top_k, union
+from fedrep.sparsify import Coordinates, propose, top_k, union
 from fedrep_lab.cell import Cell
 from fedrep_lab.methods.fedrep import after_giving_up, after_opening
-from fedrep_lab.methods.interface import Matrix, Seating
+from fedrep_lab.methods.interface import Matrix, Seating, Vector
 
 _TINY = 1e-6
 _PARAMETERS = 2_000
@@ -38,17 +39,13 @@ def best_linear_estimate(cell: Cell, groups: list[NDArray[np.int64]], sums: list
     return np.linalg.solve(design.T @ design + cell.s * np.eye(cell.m), design.T @ np.array(sums))
 
 
+def local_updates(persistent: Matrix, number: int, rng: np.random.Generator) -> Matrix:  # noqa: ARG001  of that round
+    """Silos train again, from the same model."""
+    return persistent + rng.normal(size=persistent.shape).astype(np.float32)
+
+
 def tiny_range_skipped(cell: Cell, rng: np.random.Generator) -> dict[str, float]:
-    """Silos are shown no proof: what they sent is given up, and they train again."""
-    return _tiny_range(cell, rng, opened=False)
-
-
-def tiny_range_applied(cell: Cell, rng: np.random.Generator) -> dict[str, float]:
-    """Silos see that their values were opened: the memory keeps the rounding error, and they train again."""
-    return _tiny_range(cell, rng, opened=True)
-
-
-def _tiny_range(cell: Cell, rng: np.random.Generator, *, opened: bool) -> dict[str, float]:
+    """Correlation with the values of the first training, from sums of signs. Silos see no proof: all is given up."""
     seating = Seating.of(cell, rng)
     persistent = rng.normal(size=(cell.m, _PARAMETERS)).astype(np.float32)
     memory = np.zeros_like(persistent)
@@ -57,36 +54,57 @@ def _tiny_range(cell: Cell, rng: np.random.Generator, *, opened: bool) -> dict[s
     groups: list[NDArray[np.int64]] = []
     seen: list[NDArray[np.float64]] = []
     honest: list[NDArray[np.float64]] = []
+    first = persistent
     for number in range(cell.rounds):
-        updates = persistent + rng.normal(size=persistent.shape).astype(np.float32)
+        updates = local_updates(persistent, number, rng)
+        first = updates if number == 0 else first
         g = memory + updates
         sent = np.stack([quantize(row, _TINY, ring, rng).dequantized for row in g])
         for silo in range(cell.m):
-            settled = after_opening if opened else after_giving_up
-            memory[silo] = settled(memory[silo], g[silo], agreed, sent[silo], _TINY)
+            memory[silo] = after_giving_up(memory[silo], g[silo], agreed, sent[silo], _TINY)
         for group in seating.groups(number):
             groups.append(group)
             seen.append(sent[group].sum(axis=0, dtype=np.float64) / _TINY)
             honest.append(updates[group].sum(axis=0, dtype=np.float64))
     return {
-        "correlation": _mean_correlation(best_linear_estimate(cell, groups, seen), persistent),
-        "by_design": _mean_correlation(best_linear_estimate(cell, groups, honest), persistent),
+        "correlation": _mean_correlation(best_linear_estimate(cell, groups, seen), first),
+        "by_design": _mean_correlation(best_linear_estimate(cell, groups, honest), first),
     }
+
+
+def tiny_range_applied(cell: Cell, rng: np.random.Generator) -> dict[str, float]:
+    """After `rounds` rounds with a tiny R and G = 0, in which all of a buffer are opened, one sum with a wide R."""
+
+    def kept(_: int, before: Vector, g: Vector, agreed: Coordinates) -> Vector:
+        return after_opening(before, g, agreed, np.clip(g, -_TINY, _TINY), _TINY)
+
+    return _one_sum(cell, rng, kept)
 
 
 def kept_closed(cell: Cell, rng: np.random.Generator) -> dict[str, float]:
     """After `rounds` rounds one sum: of a silo that was kept closed in all of them and of mates that were opened in all."""
+
+    def kept(silo: int, before: Vector, g: Vector, agreed: Coordinates) -> Vector:
+        if silo == 0:
+            return after_giving_up(before, g, agreed[:0], g[:0], np.inf)  # proposed, and called lost: nothing was submitted
+        return after_opening(before, g, agreed, g, np.inf)
+
+    return _one_sum(cell, rng, kept)
+
+
+def _one_sum(
+    cell: Cell, rng: np.random.Generator, kept: Callable[[int, Vector, Vector, Coordinates], Vector]
+) -> dict[str, float]:
+    """Correlation of the sum over a buffer with its first silo's persistent update; `kept` is what a round leaves in a memory."""
     found, design = [], []
+    agreed = np.arange(_PARAMETERS, dtype=np.int64)
     for _ in range(_VICTIMS):
         persistent = rng.normal(size=(cell.s, _PARAMETERS)).astype(np.float32)
         memory = np.zeros_like(persistent)
-        agreed = np.arange(_PARAMETERS, dtype=np.int64)
-        for _ in range(cell.rounds):
-            g = memory + persistent + rng.normal(size=persistent.shape).astype(np.float32)
-            memory[0] = after_giving_up(memory[0], g[0], agreed[:0], g[0, :0], np.inf)  # proposed, and not submitted
-            for mate in range(1, cell.s):
-                memory[mate] = after_opening(memory[mate], g[mate], agreed, g[mate], np.inf)
-        updates = persistent + rng.normal(size=persistent.shape).astype(np.float32)
+        for number in range(cell.rounds):
+            g = memory + local_updates(persistent, number, rng)
+            memory = np.stack([kept(silo, memory[silo], g[silo], agreed) for silo in range(cell.s)])
+        updates = local_updates(persistent, cell.rounds, rng)
         found.append(_correlation((memory + updates).sum(axis=0), persistent[0]))
         design.append(_correlation(updates.sum(axis=0), persistent[0]))
     return {"correlation": float(np.mean(found)), "by_design": float(np.mean(design))}
