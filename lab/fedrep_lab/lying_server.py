@@ -36,7 +36,7 @@ def best_linear_estimate(cell: Cell, groups: list[NDArray[np.int64]], sums: list
     design = np.zeros((len(groups), cell.m))
     for row, group in zip(design, groups, strict=True):
         row[group] = 1.0
-    return np.linalg.solve(design.T @ design + cell.s * np.eye(cell.m), design.T @ np.array(sums))
+    return np.linalg.solve(design.T @ design + cell.s * np.eye(cell.m), design.T @ np.array(sums)).astype(np.float64)
 
 
 def local_updates(persistent: Matrix, number: int, rng: np.random.Generator) -> Matrix:  # noqa: ARG001  of that round

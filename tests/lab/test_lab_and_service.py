@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,7 +40,7 @@ CELL = Cell(
 )  # fmt: skip
 
 
-def seating(cell: Cell) -> dict[str, object]:
+def seating(cell: Cell) -> dict[str, Any]:
     """What the cell's run manifest says about buffers."""
     drawn = Seating.of(cell, np.random.default_rng([cell.seed, ORDER]))
     return {"reshuffle_every": drawn.reshuffle_every, "buffer_seed": drawn.buffer_seed}

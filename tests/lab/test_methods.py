@@ -12,7 +12,7 @@ from fedrep_lab.adversary import Adversary
 from fedrep_lab.cell import Cell
 from fedrep_lab.methods import METHODS, Step
 from fedrep_lab.methods.fedrep import FedREP
-from fedrep_lab.methods.interface import Matrix, Method, Setting, buffer_groups
+from fedrep_lab.methods.interface import Matrix, Method, Setting, Vector, buffer_groups
 from fedrep_lab.methods.ring import Ring
 from fedrep_lab.silos import LoopedSilos, StackedSilos, build_silos, load_dataset, silo_images
 from fedrep_lab.simulation import Training
@@ -94,7 +94,7 @@ def test_only_a_training_whose_values_were_opened_leaves_anything_in_the_memory(
         expected = before.copy()
         if opened:
             expected[opened] += rows[opened]
-            expected[np.ix_(opened, step.indices)] = 0.0
+            expected[np.array(opened)[:, None], step.indices] = 0.0
         assert np.array_equal(fedrep.memory, expected)
         closed += 0 < len(opened) < cell.m
     assert closed > 3
@@ -105,7 +105,12 @@ def test_after_a_skipped_round_nobody_trains_and_the_same_coordinates_are_propos
     silos = build_silos(cell, None)
     trained: list[int] = []
     train = silos.updates
-    monkeypatch.setattr(silos, "updates", lambda model, number: (trained.append(number), train(model, number))[1])
+
+    def noting(model: Vector, number: int) -> Matrix:
+        trained.append(number)
+        return train(model, number)
+
+    monkeypatch.setattr(silos, "updates", noting)
     training = Training(cell, silos)
     assert isinstance(training.method, FedREP)
     skipped: list[int] = []
@@ -162,7 +167,7 @@ def test_the_range_follows_two_bits_about_all_values_of_those_who_proposed() -> 
         assert ring.range == expected
     for _ in range(5):
         assert ring.range == 1.0
-        ring.after_round(g / 100, 5, np.ones(cell.m, np.bool_))
+        ring.after_round(g / np.float32(100), 5, np.ones(cell.m, np.bool_))
     assert ring.range == 0.5
 
 
