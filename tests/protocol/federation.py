@@ -418,7 +418,10 @@ class Federation:
         return silo.proposed
 
     def submit(self, silo: Silo) -> None:
+        """A silo whose buffer has too few proposers has nothing to submit, and goes on as a holder."""
         silo.answer(GetConsensus, self.round.consensus_for(silo.name))
+        if silo.observing is not None:
+            return
         self.effects += self.round.receive(silo.said(Submission))
         silo.answer(Submission, Accepted())
 

@@ -30,6 +30,7 @@ from fedrep.protocol.messages import (
     consensus_context,
     statement_message,
 )
+from fedrep.protocol.seats import seats
 from fedrep.protocol.silo_round import Confirmed, Proposed, Submitted
 from fedrep.secagg import shamir
 from fedrep.secagg.keys import AgreementKey, SecretBytes
@@ -216,8 +217,14 @@ def solved_from_three_groups(
     return np.asarray(total / 2)
 
 
-def pairs(silos: list[Silo]) -> list[list[Silo]]:
-    return [silos[n : n + 2] for n in range(0, len(silos), 2)]
+def seated(federation: Federation) -> list[list[Silo]]:
+    """The buffers that the run's seed gives for the current round: all that a silo accepts."""
+    return [[federation.silos[name] for name in seat] for seat in seats(federation.run, federation.round_number)]
+
+
+def leaving_out(silo: Silo, groups: Groups) -> list[list[Silo]]:
+    """The same seats as if this silo had not proposed: the one other assignment that a server can still show."""
+    return [[member for member in group if member is not silo] for group in groups]
 
 
 def outcome(federation: Federation, kind: Outcome = Outcome.SKIPPED, **evidence: Any) -> Update:

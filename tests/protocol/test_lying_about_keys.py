@@ -10,11 +10,11 @@ import pytest
 from fedrep.errors import CryptoError, InvalidInputError, RefusedError
 from fedrep.protocol.manifests import RosterEntry, RoundManifest, session_key_message
 from fedrep.protocol.messages import Phase
-from fedrep.protocol.silo_round import Ready
+from fedrep.protocol.silo_round import Observing, Ready
 from fedrep.secagg.keys import AgreementKey, SecretBytes, derive
 from fedrep.secagg.masking import pair_mask, self_mask
 from tests.protocol.federation import Federation, fingerprint_of
-from tests.protocol.lying_server import LyingServer, pairs
+from tests.protocol.lying_server import LyingServer, leaving_out, seated
 from tests.protocol.silo_refusal import refused
 
 
@@ -34,12 +34,13 @@ def test_session_keys_swapped_between_two_silos_are_refused() -> None:
 def test_mask_keys_swapped_between_two_mates_are_refused() -> None:
     federation = Federation.of(6, buffer_size=3, min_survivors=2, colluders=0)
     server = LyingServer.with_proposals(federation)
-    victim, one, two, *rest = federation.members
+    groups = seated(federation)
+    victim, one, two = groups[0]
     records = [server.proposals[silo.name].record for silo in (one, two)]
     for silo, other in ((one, records[1]), (two, records[0])):
         proposal = server.proposals[silo.name]
         server.proposals[silo.name] = replace(proposal, record=replace(proposal.record, mask_key=other.mask_key))
-    refused("BAD_MATE", lambda: server.show(victim, [[victim, one, two], rest]))
+    refused("BAD_MATE", lambda: server.show(victim, groups))
 
 
 def test_a_mates_record_replayed_from_an_older_round_is_refused() -> None:
@@ -47,9 +48,10 @@ def test_a_mates_record_replayed_from_an_older_round_is_refused() -> None:
     federation = Federation.of(6)
     old = LyingServer.with_proposals(federation).proposals
     server = LyingServer.with_proposals(federation)
-    victim, mate, *rest = federation.members
+    groups = seated(federation)
+    victim, mate = groups[0]
     server.proposals[mate.name] = replace(server.proposals[mate.name], record=old[mate.name].record)
-    refused("BAD_MATE", lambda: server.show(victim, [[victim, mate], rest[:2], rest[2:]]))
+    refused("BAD_MATE", lambda: server.show(victim, groups))
 
 
 def test_shares_replayed_from_an_older_round_do_not_open() -> None:
@@ -59,7 +61,7 @@ def test_shares_replayed_from_an_older_round_do_not_open() -> None:
     for silo in federation.members:
         silo.sessions = dict(list(silo.sessions.items())[:1])
     server = LyingServer.with_proposals(federation)
-    groups = pairs(federation.members)
+    groups = seated(federation)
     holder, dealer = federation.members[:2]
     stale = replace(server.proposals[dealer.name], sealed_shares=old[dealer.name].sealed_shares)
     server.proposals[dealer.name] = stale
@@ -72,7 +74,7 @@ def test_a_consensus_replayed_from_an_older_round_is_refused() -> None:
     federation = Federation.of(6)
     server = LyingServer.with_proposals(federation)
     silo = federation.members[0]
-    old = server.consensus(silo, pairs(federation.members))
+    old = server.consensus(silo, seated(federation))
     LyingServer.with_proposals(federation)
     assert silo.proposed is not None
     step = silo.proposed
@@ -80,11 +82,12 @@ def test_a_consensus_replayed_from_an_older_round_is_refused() -> None:
 
 
 def test_submission_signatures_and_confirmations_of_an_older_round_do_not_count() -> None:
-    federation = Federation.of(6)
+    """Both rounds are of one epoch, so that nothing but C2 tells them apart."""
+    federation = Federation.of(6, reshuffle_every=10)
     rounds = []
     for _ in range(2):
         server = LyingServer.with_proposals(federation)
-        groups = pairs(federation.members)
+        groups = seated(federation)
         for silo in federation.members:
             server.show(silo, groups)
         rounds.append((server, groups))
@@ -124,11 +127,18 @@ def test_a_roster_of_one_is_refused_by_the_silos_default_policy() -> None:
     refused("ROUND_OUTSIDE_POLICY", lambda: federation.enter(federation.members[0], alone))
 
 
-def test_a_buffer_of_one_is_refused_whatever_the_run_says() -> None:
+@pytest.mark.parametrize("minimum", [2, 1])
+def test_nobody_submits_to_a_buffer_of_one_whatever_the_run_says(minimum: int) -> None:
+    """That the mate did not propose may even be true: the silo goes on as a holder, with nothing to send."""
     federation = Federation.of(6)
     server = LyingServer.with_proposals(federation)
-    victim, *rest = federation.members
-    refused("BUFFER_TOO_SMALL", lambda: server.show(victim, [[victim], rest]))
+    victim, mate = seated(federation)[0]
+    assert victim.proposed is not None
+    ready = victim.proposed.ready
+    weak = replace(ready, member=replace(ready.member, run=replace(ready.member.run, min_survivors=minimum)))
+    alone = server.consensus(victim, leaving_out(mate, seated(federation)))
+    step = replace(victim.proposed, ready=weak).on_consensus(alone, victim.g, victim.rng)
+    assert isinstance(step, Observing)
 
 
 @pytest.mark.parametrize("role", ["server", "evaluator"])
@@ -173,11 +183,13 @@ def test_a_silos_own_ciphertext_reflected_to_it_as_its_mates_does_not_open() -> 
     """If it opened, the silo would reveal a share of its own key as one of its mate's seed."""
     federation = Federation.of(6)
     server = LyingServer.with_proposals(federation)
-    victim, mate, *rest = federation.members
-    groups = [[victim, mate], rest[:2], rest[2:]]
-    own = server.proposals[victim.name]
-    reflected = replace(server.proposals[mate.name], sealed_shares=(own.sealed_shares[1], *own.sealed_shares[1:]))
-    server.proposals[mate.name] = reflected
+    groups = seated(federation)
+    victim, mate = groups[0]
+    own = server.proposals[victim.name].sealed_shares
+    numbers = {silo.name: number for number, silo in enumerate(federation.members)}
+    sealed = list(server.proposals[mate.name].sealed_shares)
+    sealed[numbers[victim.name]] = own[numbers[mate.name]]
+    server.proposals[mate.name] = replace(server.proposals[mate.name], sealed_shares=tuple(sealed))
     held = server.show(victim, groups).agreement.held
     assert mate.name not in held
     assert held[victim.name] != held.get(mate.name)
@@ -192,11 +204,12 @@ def test_keys_relayed_without_their_owners_signature_are_refused_at_both_places(
     refused("BAD_ROSTER", lambda: federation.enter(federation.members[0], substituted))
     federation = Federation.of(6)
     server = LyingServer.with_proposals(federation)
-    victim, mate, *rest = federation.members
+    groups = seated(federation)
+    victim, mate = groups[0]
     proposal = server.proposals[mate.name]
     mine = AgreementKey.generate()
     server.proposals[mate.name] = replace(proposal, record=replace(proposal.record, mask_key=mine.public))
-    refused("BAD_MATE", lambda: server.show(victim, [[victim, mate], rest[:2], rest[2:]]))
+    refused("BAD_MATE", lambda: server.show(victim, groups))
 
 
 def test_mask_keys_carry_256_bits_and_every_bit_of_the_secret_counts() -> None:

@@ -10,7 +10,7 @@ from fedrep.protocol.messages import Evidence, Outcome, Phase, Submission, Survi
 from fedrep.protocol.silo_effects import Accepted, Concluded, Confirmations, GetConsensus, GetSurvivors, GetUpdate
 from fedrep.protocol.silo_rules import may_state
 from tests.protocol.federation import Federation
-from tests.protocol.lying_server import LyingServer, outcome, pairs, statement_of
+from tests.protocol.lying_server import LyingServer, outcome, seated, statement_of
 from tests.protocol.silo_refusal import refused
 
 
@@ -38,7 +38,7 @@ def test_a_crash_between_reveal_and_update_neither_resends_nor_lies() -> None:
 def test_a_restarted_holder_does_not_sign_a_second_survivor_set() -> None:
     federation = Federation.of(6)
     server = LyingServer.with_proposals(federation)
-    groups = pairs(federation.members)
+    groups = seated(federation)
     for silo in federation.members:
         server.show(silo, groups)
     server.try_to_confirm(federation.members, server.survivors(groups))

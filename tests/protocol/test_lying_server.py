@@ -16,7 +16,7 @@ from fedrep.secagg.keys import AgreementKey, SecretBytes
 from fedrep.secagg.masking import pair_mask, self_mask
 from fedrep.sparsify import union
 from tests.protocol.federation import Federation, Silo
-from tests.protocol.lying_server import LyingServer, pairs, plain
+from tests.protocol.lying_server import LyingServer, leaving_out, plain, seated
 from tests.protocol.silo_refusal import refused
 
 
@@ -24,7 +24,7 @@ def test_the_lying_server_of_these_tests_does_read_a_silo_once_it_has_both_secre
     """The control: without it, an attack that fails would prove nothing."""
     federation = Federation.of(6)
     server = LyingServer.with_proposals(federation)
-    groups = pairs(federation.members)
+    groups = seated(federation)
     for silo in federation.members:
         server.show(silo, groups)
     victim = federation.members[0]
@@ -38,12 +38,29 @@ def test_the_lying_server_of_these_tests_does_read_a_silo_once_it_has_both_secre
     assert read.tobytes() == plain(victim)
 
 
-def test_a_silo_shown_another_assignment_than_the_rest_is_not_read() -> None:
+def test_a_silo_shown_other_groups_than_the_seats_submits_nothing() -> None:
+    """With one grouping per epoch there is nothing to subtract sums of other groups from."""
     federation = Federation.of(6)
     server = LyingServer.with_proposals(federation)
-    victim, *rest = federation.members
-    told_victim = [[victim, rest[0]], rest[1:3], rest[3:]]
-    told_rest = [[victim, rest[0], rest[1]], rest[2:]]
+    members = federation.members
+    honest = {frozenset(silo.name for silo in group) for group in seated(federation)}
+    for mate in members[1:]:
+        others = [silo for silo in members[1:] if silo is not mate]
+        groups = [[members[0], mate], others[:2], others[2:]]
+        if {frozenset(silo.name for silo in group) for group in groups} != honest:
+            assert members[0].proposed is not None
+            members[0].proposed = replace(members[0].proposed, once=Once())
+            refused("WRONG_SEATS", lambda groups=groups: server.show(members[0], groups))  # type: ignore[misc]
+
+
+def test_a_silo_shown_another_assignment_than_the_rest_is_not_read() -> None:
+    """The seats leave one lie: that somebody of another buffer did not propose. It gives another C2, hence other masks."""
+    federation = Federation.of(6)
+    server = LyingServer.with_proposals(federation)
+    told_rest = seated(federation)
+    victim = told_rest[0][0]
+    rest = [silo for silo in federation.members if silo is not victim]
+    told_victim = leaving_out(told_rest[1][0], told_rest)
     server.show(victim, told_victim)
     for silo in rest:
         server.show(silo, told_rest)
@@ -56,19 +73,19 @@ def test_a_silo_shown_another_assignment_than_the_rest_is_not_read() -> None:
 
 def test_a_silo_shown_another_assignment_and_then_called_dropped_keeps_its_self_mask() -> None:
     """The rest reveals its mask key, which is right for a silo that vanished; nobody reveals its seed."""
-    federation = Federation.of(6)
+    federation = Federation.of(6, buffer_size=3, min_survivors=2, colluders=0)
     server = LyingServer.with_proposals(federation)
-    victim, *rest = federation.members
-    told_victim = [[victim, rest[0]], rest[1:3], rest[3:]]
-    told_rest = [[victim, rest[0], rest[1]], rest[2:]]
+    told_rest = seated(federation)
+    victim = told_rest[0][0]
+    rest = [silo for silo in federation.members if silo is not victim]
+    told_victim = leaving_out(told_rest[1][0], told_rest)
     server.show(victim, told_victim)
     for silo in rest:
         server.show(silo, told_rest)
     assert server.try_to_confirm(rest, server.survivors(told_rest, without=[victim])) == rest
     assert server.try_to_reveal(rest) == rest
     assert server.secret(victim.name, Secret.KEY) is not None
-    own = SurvivorSet(tuple(b if n == 0 else () for n, b in enumerate(server.survivors(told_victim, without=rest).buffers)))
-    assert server.try_to_confirm([victim], own) == [victim]
+    assert server.try_to_confirm([victim], server.survivors(told_victim, without=rest)) == [victim]
     assert server.try_to_reveal([victim]) == []
     assert server.secret(victim.name, Secret.SEED) is None
     assert server.read(victim) is None
@@ -80,7 +97,7 @@ def test_two_consensus_sets_in_one_round_are_not_opened_by_one_seed(told_a: int)
     federation = Federation.of(6, coordinates=60)
     server = LyingServer.with_proposals(federation)
     members = federation.members
-    groups = pairs(members)
+    groups = seated(federation)
     set_a = server.indices()
     set_b = union([set_a, np.setdiff1d(np.arange(federation.run.parameters), set_a)[:1]])
     part_a, part_b = members[:told_a], members[told_a:]
@@ -105,9 +122,10 @@ def test_two_consensus_sets_in_one_round_are_not_opened_by_one_seed(told_a: int)
 def test_a_second_consensus_is_refused_by_the_silo_that_answered_the_first() -> None:
     federation = Federation.of(6)
     server = LyingServer.with_proposals(federation)
-    members = federation.members
-    server.show(members[0], pairs(members))
-    refused("ONCE_PER_ROUND", lambda: server.show(members[0], pairs([members[0], *members[:0:-1]])))
+    groups = seated(federation)
+    silo, other = groups[0][0], groups[1][0]
+    server.show(silo, groups)
+    refused("ONCE_PER_ROUND", lambda: server.show(silo, leaving_out(other, groups)))
 
 
 def test_one_seed_gives_unrelated_masks_under_two_consensus_sets() -> None:
@@ -134,16 +152,19 @@ def test_silos_shown_different_manifests_can_be_combined_with_nobody() -> None:
     others = {silo.name: silo.proposed.message for silo in federation.members if silo.proposed is not None}
     server = LyingServer(federation, proposals=others)
     indices = union([server.indices(), victim.proposed.coordinates])[: 6 * manifest.per_silo]
-    refused("RECORD_CHANGED", lambda: server.show(victim, pairs(federation.members), indices))
+    refused("RECORD_CHANGED", lambda: server.show(victim, seated(federation), indices))
 
 
 def test_silos_sent_different_models_can_be_combined_with_nobody() -> None:
     """A model on which the mates' updates vanish would leave the victim alone in the sum. The model's hash is part of C1."""
     federation = Federation.of(6)
     manifest = federation.open_round()
-    victim, mate, *rest = federation.members
+    groups = seated(federation)
+    victim, mate = groups[0]
     trap = replace(manifest, model_hash=b"t" * 32)
-    for silo in (mate, *rest):
+    for silo in federation.members:
+        if silo is victim:
+            continue
         federation.train(silo)
         silo.ready = Ready.enter(
             federation.membership(silo), trap, federation.peers, silo.sessions, last_round=0, model_hash=b"t" * 32
@@ -156,18 +177,18 @@ def test_silos_sent_different_models_can_be_combined_with_nobody() -> None:
     federation.propose(victim)
     proposals = {silo.name: silo.proposed.message for silo in federation.members if silo.proposed is not None}
     server = LyingServer(federation, proposals=proposals)
-    refused("BAD_MATE", lambda: server.show(victim, [[victim, mate], rest[:2], rest[2:]]))
+    refused("BAD_MATE", lambda: server.show(victim, groups))
     assert server.consensus(victim, [[victim, mate]]).shares[1][0] == mate.name
 
 
 @pytest.mark.parametrize("told_alive", range(7))
 def test_a_victim_listed_as_active_to_some_and_as_dropped_to_others_loses_one_secret_at_most(told_alive: int) -> None:
     """Flower's server gets both secrets this way. Here whoever reaches t signatures reveals one kind, and the rest nothing."""
-    federation = Federation.of(6)
+    federation = Federation.of(6, buffer_size=3, min_survivors=2, colluders=0)
     server = LyingServer.with_proposals(federation)
-    members = federation.members
+    groups = seated(federation)
+    members = [silo for group in groups for silo in group]
     victim = members[5]
-    groups = [members[:3], members[3:]]
     for silo in members:
         server.show(silo, groups)
     alive, dropped = server.survivors(groups), server.survivors(groups, without=[victim])
@@ -186,9 +207,11 @@ def test_with_a_colluder_that_signs_everything_still_only_one_survivor_set_is_op
         federation = Federation.of(8, buffer_size=4, seed=told_alive)
         assert federation.run.colluders == 1
         server = LyingServer.with_proposals(federation, colluders=[federation.silos[SiloName("silo-00")]])
-        members = federation.members
-        colluder, victim = members[0], members[7]
-        groups = [members[:4], members[4:]]
+        colluder = federation.silos[SiloName("silo-00")]
+        groups = sorted(seated(federation), key=lambda group: colluder not in group)
+        victim = groups[1][-1]
+        members = [colluder, *(silo for silo in federation.members if silo not in (colluder, victim)), victim]
+        groups = seated(federation)
         for silo in members:
             server.show(silo, groups)
         sets = (server.survivors(groups), server.survivors(groups, without=[victim]))
@@ -215,7 +238,7 @@ def test_a_late_submission_after_the_set_closed_is_refused_and_stays_masked() ->
     server = LyingServer.with_proposals(federation)
     members = federation.members
     slow, rest = members[0], members[1:]
-    groups = [members[:3], members[3:]]
+    groups = seated(federation)
     for silo in rest:
         server.show(silo, groups)
     closed = server.survivors(groups)
@@ -239,22 +262,17 @@ def test_two_survivors_of_whom_one_colludes_are_not_opened_at_buffer_size_four()
     refused("RUN_OUTSIDE_POLICY", lambda: check_run(replace(federation.run, min_survivors=2), Policy(), "silo-00"))
     server = LyingServer.with_proposals(federation, colluders=[federation.silos[SiloName("silo-00")]])
     members = federation.members
-    colluder, victim = members[0], members[1]
-    groups = [members[:4], members[4:]]
+    colluder, groups = members[0], seated(federation)
+    together = next(group for group in groups if colluder in group)
+    victim, *called_dropped = [silo for silo in together if silo is not colluder]
     for silo in members:
         server.show(silo, groups)
-    server.try_to_confirm(members, server.survivors(groups, without=members[2:4]))
+    server.try_to_confirm(members, server.survivors(groups, without=called_dropped))
     assert server.try_to_reveal(members) == members
     assert server.secret(victim.name, Secret.SEED) is None
     assert server.secret(colluder.name, Secret.SEED) is not None
     assert server.read(victim) is None
-    assert all(dealer not in {silo.name for silo in groups[0]} for dealer, _ in server.shares)
-
-
-def random_groups(members: list[Silo], rng: np.random.Generator, smallest: int) -> list[list[Silo]]:
-    order = [members[n] for n in rng.permutation(len(members))]
-    cut = int(rng.integers(smallest, len(members) - smallest + 1)) if len(members) >= 2 * smallest else len(members)
-    return [group for group in (order[:cut], order[cut:]) if group]
+    assert all(dealer not in {silo.name for silo in together} for dealer, _ in server.shares)
 
 
 @pytest.mark.parametrize("colluding", [0, 1])
@@ -265,9 +283,12 @@ def test_whatever_a_server_shows_to_whom_it_reads_nobody(seed: int, colluding: i
     federation = Federation.of(7, seed=seed, buffer_size=3, colluders=colluding, min_survivors=2 + colluding, quorum=5)
     server = LyingServer.with_proposals(federation, list(federation.silos.values())[:colluding])
     members = federation.members
-    shown = [random_groups(members, rng, federation.run.min_survivors) for _ in range(2)]
+    larger = max(seated(federation), key=len)
+    left_out = larger[int(rng.integers(len(larger)))]
+    shown = [seated(federation), leaving_out(left_out, seated(federation))]
     split = rng.choice(2, size=len(members), p=[0.8, 0.2] if seed % 2 else [1.0, 0.0])
     told = {silo.name: shown[choice] for silo, choice in zip(members, split, strict=True)}
+    told[left_out.name] = shown[0]
     for silo in members:
         server.show(silo, told[silo.name])
     signatures = []

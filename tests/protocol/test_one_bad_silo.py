@@ -14,7 +14,7 @@ from fedrep.protocol.silo_effects import Accepted
 from fedrep.protocol.silo_rules import Policy, check_run
 from fedrep.secagg.keys import AgreementKey
 from tests.protocol.federation import Federation, entropy_from
-from tests.protocol.lying_server import LyingServer, submitted_of
+from tests.protocol.lying_server import LyingServer, seated, submitted_of
 from tests.protocol.silo_refusal import refused
 
 
@@ -44,7 +44,7 @@ def test_holders_cannot_be_ground_because_everyone_is_one() -> None:
     for seed in range(3):
         federation = Federation.of(5, seed=seed)
         server = LyingServer.with_proposals(federation)
-        groups = [federation.members]
+        groups = seated(federation)
         holders = [server.show(silo, groups).agreement.held.keys() for silo in federation.members]
         assert all(set(held) == set(federation.run.silos) for held in holders)
 
