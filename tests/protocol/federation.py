@@ -26,6 +26,7 @@ from fedrep.protocol.manifests import (
     session_key_message,
 )
 from fedrep.protocol.messages import (
+    Abstention,
     Confirmation,
     DeadlinePassed,
     Evidence,
@@ -34,8 +35,10 @@ from fedrep.protocol.messages import (
     Proposal,
     Reveal,
     Signatures,
+    SignedRollback,
     Submission,
     Update,
+    rollback_message,
 )
 from fedrep.protocol.model_state import ServerModel, model_hash
 from fedrep.protocol.round_effects import Effect
@@ -56,6 +59,7 @@ from fedrep.protocol.silo_effects import (
     Joined,
     Refusal,
     Trained,
+    TrainingFailed,
 )
 from fedrep.protocol.silo_machine import Conduct, Randomness, SiloIdentity, SiloMachine
 from fedrep.protocol.silo_round import Confirmed, Membership, Observing, Proposed, Ready, Revealed, Submitted
@@ -256,6 +260,7 @@ class Federation:
     effects: list[Effect] = field(default_factory=list)
     updates: dict[SiloName, NDArray[np.float32]] = field(default_factory=dict)
     told: dict[int, Update] = field(default_factory=dict)
+    rollback: SignedRollback | None = None
 
     @classmethod
     def of(cls, silos: int, parameters: int = 64, seed: int = 0, key_kind: str = "ed25519", **changes: object) -> Federation:
@@ -291,7 +296,8 @@ class Federation:
 
     def answer_join(self, silo: Silo, signed: SignedRoundManifest | None) -> None:
         """Whatever the silo asks until it stands in the round, or waits for one."""
-        joined = Joined(self.signed_run(), signed, self.model.state.name, "running", b"server", self.round_number, 1)
+        name, last = self.model.state.name, self.round_number
+        joined = Joined(self.signed_run(), signed, name, "running", b"server", last, 1, self.rollback)
         player = silo.player
         while player.waits_for(Join):
             silo.answer(Join, joined)
@@ -349,6 +355,14 @@ class Federation:
 
     def signed_run(self) -> SignedRunManifest:
         return SignedRunManifest(self.run, "admin", b"admin", ADMIN.sign(run_manifest_message(self.run)))
+
+    def order_rollback(self, by: SigningKey = ADMIN, **changes: object) -> None:
+        """An admin signs that the run goes on from the server's model, whatever the updates led to."""
+        state, run = self.model.state, self.run.digest()
+        order = SignedRollback(run, state.version, state.hash, "admin", b"admin", b"")
+        order = replace(order, **changes)  # type: ignore[arg-type]
+        signature = by.sign(rollback_message(order.run, order.version, order.model_hash))
+        self.rollback = replace(order, signature=signature)
 
     def membership(self, silo: Silo) -> Membership:
         return Membership(silo.name, self.run, self.policy, silo.signing_key)
@@ -416,6 +430,14 @@ class Federation:
         self.train(silo)
         assert silo.proposed is not None
         return silo.proposed
+
+    def abstain(self, silo: Silo) -> None:
+        """Its training fails: the silo says that it proposes nothing."""
+        train, silo.player.train = silo.player.train, None
+        assert train is not None
+        silo.player.feed(TrainingFailed(train.model.version, "no data today"))
+        self.effects += self.round.receive(silo.said(Abstention))
+        silo.answer(Abstention, Accepted())
 
     def submit(self, silo: Silo) -> None:
         """A silo whose buffer has too few proposers has nothing to submit, and goes on as a holder."""

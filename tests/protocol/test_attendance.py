@@ -136,7 +136,7 @@ def test_a_name_in_the_report_that_never_joined_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("phase", [Phase.SUBMIT, Phase.PROPOSE])
-def test_a_played_round_leaves_out_the_silent_and_sits_out_the_vanished(phase: Phase) -> None:
+def test_a_played_round_leaves_out_the_silent_and_counts_a_miss_against_the_vanished(phase: Phase) -> None:
     federation = Federation.of(9, quorum=7)
     names_of = list(federation.silos)
     federation.play(silent_from={names_of[0]: phase})
@@ -146,8 +146,13 @@ def test_a_played_round_leaves_out_the_silent_and_sits_out_the_vanished(phase: P
         attendance = attendance.join(each, 0)
     assert federation.round.result is not None
     after = attendance.after_round(1, federation.round.result.report)
-    assert names(after, 2) == names_of[1:]
-    assert (names_of[0] in names(after, 3)) is (phase is Phase.SUBMIT)
+    assert names(after, 2) == (names_of if phase is Phase.SUBMIT else names_of[1:])
+    assert {name: standing.misses for name, standing in after.standings.items()} == {**dict.fromkeys(names_of, 0), names_of[0]: 1}
+    back = after.join(after.standings[names_of[0]].entry, 1)
+    for number in (2, 3):
+        assert names_of[0] in names(back, number)
+        back = back.after_round(number, federation.round.result.report).join(back.standings[names_of[0]].entry, number)
+    assert names_of[0] not in names(back, 4), "the third miss in a row"
 
 
 def test_only_the_third_miss_in_a_row_is_a_penalty() -> None:

@@ -71,7 +71,7 @@ PROBLEMS: dict[str, tuple[dict[str, object], str]] = {
     "quorum zero": ({"quorum": 0}, "quorum 0: between 1 and the 14 silos"),
     "quorum below t": (
         {"quorum": 9},
-        "quorum 9: at least 10 silos must propose (the share threshold is 10, and 3 buffers of 2 must fill); "
+        "quorum 9: a round needs at least 10 silos (the share threshold is 10, and 3 buffers of 2 must fill); "
         "raise the quorum or add silos",
     ),
     "too many colluders": (
@@ -90,7 +90,7 @@ PROBLEMS: dict[str, tuple[dict[str, object], str]] = {
         {"aggregator": "mean"},
         "the plain mean withstands no attacker: set byzantine_count = 0 or choose a robust rule (f = 2)",
     ),
-    "another value_bits": ({"value_bits": 8}, "value_bits 8: buffers of up to 3 in a 16-bit ring leave 13"),
+    "another value_bits": ({"value_bits": 8}, "value_bits 8: buffers of up to 2 in a 16-bit ring leave 14"),
     "12-bit ring": ({"ring_bits": 12}, "A ring of 12 bits is not supported; choose 8, 16 or 32."),
     "K below m": ({"coordinates": 13}, "K = 13: at least one coordinate per silo, 14; raise K/d"),
     "k as large as d": (

@@ -258,19 +258,46 @@ def test_at_the_deadline_the_round_goes_on_with_those_who_proposed() -> None:
     assert late not in {silo.name for buffer in federation.by_buffer() for silo in buffer}
 
 
-def test_one_silo_below_the_quorum_skips_the_round() -> None:
+def test_fewer_proposers_than_the_quorum_go_on_if_their_buffers_fill() -> None:
+    """The quorum counts the roster; who is left after that is a matter of buffers."""
     federation = Federation.of(6, quorum=5)
     federation.open_round()
-    for silo in federation.members[2:]:
-        federation.propose(silo)
+    full = seats(federation.run, 1)[1]
+    for name in full:
+        federation.propose(federation.silos[name])
     federation.deadline()
-    reason = "4 silos proposed, the quorum is 5"
+    assert federation.round.phase is Phase.SUBMIT
+
+
+@pytest.mark.parametrize(("full", "goes_on"), [(2, False), (3, True)])
+def test_with_attackers_three_buffers_need_enough_proposers(full: int, goes_on: bool) -> None:
+    """o_min = 3 when f = 1: with less the round ends before anybody submits."""
+    federation = Federation.of(8, byzantine=1, aggregator="median", quorum=8)
+    federation.open_round()
+    fixed = seats(federation.run, 1)
+    for name in [name for seat in fixed[:full] for name in seat] + [seat[0] for seat in fixed[full:]]:
+        federation.propose(federation.silos[name])
+    federation.deadline()
+    assert federation.round.phase is (Phase.SUBMIT if goes_on else Phase.DONE)
+    if federation.round.result is not None:
+        assert federation.round.result.reason == "6 silos proposed: fewer than 3 buffers have 2 of them"
+
+
+def test_too_few_proposers_in_every_buffer_skip_the_round() -> None:
+    federation = Federation.of(6, quorum=5)
+    federation.open_round()
+    came = [seat[0] for seat in seats(federation.run, 1)]
+    for name in came:
+        federation.propose(federation.silos[name])
+    federation.deadline()
+    reason = "3 silos proposed: fewer than 1 buffers have 2 of them"
     result = federation.round.result
     assert result is not None
     assert federation.effects[-1] == RoundEnded(result)
     assert (result.outcome, result.reason, result.survivors, result.opened) == (Outcome.SKIPPED, reason, None, ())
     assert result.report.failed == frozenset()
-    assert result.report.answered == {silo.name for silo in federation.members[2:]}
+    assert result.report.missed == set(federation.silos) - set(came)
+    assert result.report.answered == set(came)
     assert set(result.report.next_session_keys) == result.report.answered
 
 
@@ -283,7 +310,7 @@ def test_an_abort_skips_the_round_and_blames_nobody() -> None:
     assert result is not None
     assert effects == [RoundEnded(result)]
     assert (result.outcome, result.reason) == (Outcome.SKIPPED, "maintenance")
-    assert result.report.failed == frozenset()
+    assert result.report.failed == result.report.missed == frozenset()
     assert result.report.answered == set(federation.round.manifest.names), "no silo had the time it was promised"
 
 

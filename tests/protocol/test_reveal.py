@@ -37,19 +37,25 @@ Waiting = tuple[Federation, Silo, Reveal]
 Change = Callable[[Federation, Silo, Reveal], Reveal]
 
 
-def revealing() -> Federation:
+def revealing(*, abstains: bool = False) -> Federation:
     """One of nine silos did not propose; of the two buffers of four, one lost a member before submission."""
     federation = Federation.of(9, parameters=120, buffer_size=4, min_survivors=3, quorum=8)
     federation.open_round()
     for silo in federation.members[1:]:
         federation.propose(silo)
-    federation.deadline()
+    if abstains:
+        federation.abstain(federation.members[0])
+    else:
+        federation.deadline()
     gone = federation.by_buffer()[0][0]
     for silo in federation.members[1:]:
         if silo is not gone:
             federation.submit(silo)
     federation.deadline()
-    federation.observe(federation.members[0])
+    if abstains:
+        federation.submit(federation.members[0])
+    else:
+        federation.observe(federation.members[0])
     for silo in federation.members:
         if silo.submitted or silo.observing:
             federation.confirm(silo)
@@ -199,7 +205,7 @@ def test_the_round_ends_as_soon_as_every_wanted_secret_can_be_recovered() -> Non
     result = federation.round.result
     assert result is not None
     assert result.outcome is Outcome.APPLIED
-    assert result.report.failed == frozenset(), "the sixth silo was not waited for"
+    assert result.report.failed == result.report.missed == frozenset(), "the sixth silo was not waited for"
     assert result.report.complete == set(federation.silos)
 
 
@@ -248,16 +254,18 @@ def test_at_the_deadline_those_who_submitted_and_did_not_reveal_are_named() -> N
     assert result is not None
     assert result.outcome is Outcome.SKIPPED
     assert result.discarded[0].startswith("4 matching shares of silo-")
-    assert result.report.failed == {silo.name for silo in federation.members[4:]}
+    assert result.report.missed == {silo.name for silo in federation.members[4:]}
+    assert result.report.failed == frozenset()
     assert result.report.complete == {silo.name for silo in federation.members[:4]}
 
 
-def test_a_holder_that_never_proposed_is_not_blamed_for_not_revealing() -> None:
-    federation = revealing()
+def test_a_holder_that_abstained_is_not_blamed_for_not_revealing() -> None:
+    federation = revealing(abstains=True)
     federation.deadline()
     assert federation.round.result is not None
     submitted = {silo.name for silo in federation.members if silo.submitted}
-    assert federation.round.result.report.failed == submitted | {dropped(federation).name}
+    assert federation.round.result.report.missed == submitted | {dropped(federation).name}
+    assert federation.round.result.report.failed == frozenset()
 
 
 def test_an_abort_blames_nobody_for_what_it_did_not_wait_for() -> None:
@@ -269,6 +277,6 @@ def test_an_abort_blames_nobody_for_what_it_did_not_wait_for() -> None:
     assert result is not None
     assert effects == [RoundEnded(result)]
     assert (result.outcome, result.reason) == (Outcome.SKIPPED, "shutdown")
-    assert result.report.failed == frozenset()
+    assert result.report.failed == result.report.missed == frozenset()
     assert result.survivors is not None
     assert len(result.confirmations) == 6

@@ -15,6 +15,7 @@ from fedrep.protocol.model_state import ServerModel
 from fedrep.protocol.round_closing import ClosedRound, Fate, close_round, skip_after_restart, with_statements
 from fedrep.protocol.round_effects import RoundResult
 from fedrep.protocol.run_progress import RunProgress
+from fedrep.protocol.seats import seats
 from tests.protocol.federation import Federation
 from tests.protocol.refusal import abort
 
@@ -59,11 +60,13 @@ def test_an_applied_round_moves_the_model_and_names_it_in_the_update() -> None:
 def test_a_skipped_round_names_the_model_that_stays() -> None:
     federation = Federation.of(4, quorum=4)
     before = federation.model
-    after = closed(federation, played(federation, silo_00=Phase.PROPOSE), progress_of(federation, before))
+    federation.play(silent_from={seat[0]: Phase.PROPOSE for seat in seats(federation.run, 1)})
+    assert federation.round.result is not None
+    after = closed(federation, federation.round.result, progress_of(federation, before))
     assert (after.update.outcome, after.update.descent) == (Outcome.SKIPPED, None)
     assert after.update.model == before.state.name
     assert after.progress.model is before
-    assert after.line().text == "round 1 skipped: 3 silos proposed, the quorum is 4"
+    assert after.line().text == "round 1 skipped: 2 silos proposed: fewer than 1 buffers have 2 of them"
     assert after.update_norm is None
 
 
@@ -112,7 +115,7 @@ def test_what_proposers_say_about_their_values_steers_the_range() -> None:
 
 
 def test_every_silo_of_the_run_has_its_fate() -> None:
-    federation = Federation.of(8, quorum=3)
+    federation = Federation.of(8, quorum=3, buffer_size=8, min_survivors=2, colluders=0)
     names = list(federation.silos)
     federation.open_round(names[3:])
     for silo in federation.members[1:]:

@@ -413,6 +413,8 @@ def test_an_older_model_comes_back_as_a_new_version_without_residual() -> None:
     assert model.state.version == 2
     np.testing.assert_array_equal(model.state.vector, first)
     assert not np.any(model.residual)
+    run.model = model
+    run.order_rollback()
     assert run.play_all().model.version == 3
 
 
@@ -492,7 +494,7 @@ def test_after_a_restart_penalties_and_exclusions_stand_and_presence_does_not() 
     run.interpreter.tell(Exclude(names[3], "ada"))
     again = restarted(run)
     attendance = again.machine.progress.attendance
-    assert attendance.standings[names[0]].strikes == 1
+    assert attendance.standings[names[0]].misses == 1
     assert attendance.excluded == {names[3]}
     assert not any(standing.present for standing in attendance.standings.values())
     assert again.machine.receive(RoundDue()) == []

@@ -76,12 +76,65 @@ def test_a_round_whose_terms_differ_from_the_run_is_refused(changes: dict[str, o
 def test_a_range_below_the_limit_is_refused_and_the_limit_itself_is_not() -> None:
     federation = Federation.of(5)
     federation.open_round()
-    run = replace(federation.run, smallest_range=0.1)
-    first, manifest = federation.members[0], under(federation, run, clip_range=0.1)
-    enter(federation, first, manifest=manifest, run=run, policy=Policy(smallest_range=0.1))
-    lower = replace(manifest, clip_range=0.09)
+    run = replace(federation.run, smallest_range=0.125)
+    first, manifest = federation.members[0], under(federation, run, clip_range=0.125)
+    enter(federation, first, manifest=manifest, run=run, policy=Policy(smallest_range=0.125))
+    lower = replace(manifest, clip_range=0.0625)
     text = refused("ROUND_OUTSIDE_POLICY", lambda: enter(federation, first, manifest=lower, run=run))
-    assert "range 0.09" in text
+    assert text == "round 1 refused: range 0.0625 is outside 0.125..1e+06"
+
+
+@pytest.mark.parametrize("phase", ["propose", "submit", "confirm", "reveal"])
+def test_a_deadline_shorter_than_signed_is_refused_and_a_longer_one_is_not(phase: str) -> None:
+    """A server in a hurry would choose who is late."""
+    federation = Federation.of(5)
+    manifest, first = federation.open_round(), federation.members[0]
+    for seconds, allowed in ((59.9, False), (float("nan"), False), (60.0, True), (61.0, True)):
+        changed = replace(manifest, deadlines=replace(manifest.deadlines, **{phase: seconds}))
+        if allowed:
+            enter(federation, first, manifest=changed)
+        else:
+            text = refused("ROUND_OUTSIDE_POLICY", lambda m=changed: enter(federation, first, manifest=m))  # type: ignore[misc]
+            assert text == f"round 1 refused: the {phase} deadline is shorter than signed"
+
+
+def test_a_roster_below_the_signed_quorum_is_refused_and_the_quorum_itself_is_not() -> None:
+    federation = Federation.of(6, quorum=5)
+    federation.open_round(list(federation.silos)[:5])
+    enter(federation, federation.members[0])
+    federation.new_round(list(federation.silos)[:4])
+    text = refused("ROUND_OUTSIDE_POLICY", lambda: enter(federation, federation.members[0]))
+    assert text == "round 2 refused: a roster of 4 is smaller than the quorum of 5"
+
+
+@pytest.mark.parametrize(
+    ("number", "allowed"), [(0, False), (19, False), (20, True), (30, True), (31, False), (-20, False)]
+)
+def test_a_round_that_no_admin_signed_is_refused(number: int, allowed: bool) -> None:
+    """Neither before the first round of an amended run nor after its last one."""
+    federation = Federation.of(5)
+    federation.open_round()
+    run = replace(federation.run, from_round=20, rounds=30)
+    first, manifest = federation.members[0], under(federation, run, round=number)
+    if allowed:
+        enter(federation, first, manifest=manifest, run=run, last_round=-100)
+    else:
+        refused("ROUND_NOT_SIGNED", lambda: enter(federation, first, manifest=manifest, run=run, last_round=-100))
+
+
+@pytest.mark.parametrize("start", [1.0, 3.0, 0.1])
+def test_a_range_that_is_no_power_of_two_away_from_where_it_started_is_refused(start: float) -> None:
+    """Every other value would be a question about a silo's own values that a server could ask in small steps."""
+    federation = Federation.of(5)
+    federation.open_round()
+    run = replace(federation.run, initial_range=start)
+    first = federation.members[0]
+    for power in (-9, -1, 0, 1, 9):
+        enter(federation, first, manifest=under(federation, run, clip_range=start * 2.0**power), run=run)
+    for factor in (0.3, 1.5, 3.0, 1.0000001):
+        manifest = under(federation, run, clip_range=start * factor)
+        text = refused("ROUND_OUTSIDE_POLICY", lambda m=manifest: enter(federation, first, manifest=m, run=run))  # type: ignore[misc]
+        assert text.endswith(f"is not {start:g} times a power of two")
 
 
 def test_a_roster_smaller_than_the_policy_asks_for_is_refused() -> None:

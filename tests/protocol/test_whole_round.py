@@ -126,6 +126,7 @@ def test_thirty_two_silos_with_attackers_and_dropouts_play_a_round() -> None:
     spoiled = {number for number, buffer in enumerate(federation.by_buffer()) if dealer in buffer or poisoner in buffer}
     assert set(result.discarded) >= spoiled
     assert set(result.opened) == set(range(10)) - set(result.discarded)
-    assert result.report.failed == {dealer.name, silent[Phase.SUBMIT].name}
+    assert result.report.failed == {dealer.name}
+    assert result.report.missed == {silent[Phase.PROPOSE].name, silent[Phase.SUBMIT].name}
     assert len(result.opened) >= 7
     assert {note.kind for note in federation.effects if isinstance(note, Noted)} >= {"late", "dropped", "share", "discarded"}
