@@ -54,7 +54,8 @@ class ClosedRound:
     @property
     def failed_to_reveal(self) -> int:
         """Silos that submitted, and then kept back shares that were waited for or had dealt wrong ones."""
-        return len(self.result.survivor_names & (self.result.report.failed | self.result.report.missed))
+        report = self.result.report
+        return len(self.result.survivor_names & (report.failed | report.missed))
 
     def line(self) -> Noted:
         """For the event log."""
@@ -137,5 +138,5 @@ def _fate(silo: SiloName, manifest: RoundManifest, result: RoundResult, attendan
     if silo not in result.proposals:
         return Fate.LATE
     if result.survivors is not None and silo in result.report.missed - result.survivor_names:
-        return Fate.DROPPED
+        return Fate.DROPPED  # not one whose buffer had too few proposers: it had nothing to submit
     return Fate.ON_TIME

@@ -137,6 +137,24 @@ def test_every_silo_of_the_run_has_its_fate() -> None:
     assert fates == dict(zip(names, expected, strict=True))
 
 
+def test_a_silo_whose_buffer_had_too_few_proposers_did_not_drop_out() -> None:
+    federation = Federation.of(6)
+    mate, lonely = seats(federation.run, 1)[0]
+    federation.play(silent_from={mate: Phase.PROPOSE})
+    assert federation.round.result is not None
+    fates = closed(federation, federation.round.result, progress_of(federation, federation.model)).fates
+    assert (fates[mate], fates[lonely]) == (Fate.LATE, Fate.ON_TIME)
+
+
+def test_who_submitted_and_was_waited_for_in_vain_is_counted() -> None:
+    federation = Federation.of(6)
+    names = list(federation.silos)
+    result = played(federation, silo_00=Phase.SUBMIT, silo_04=Phase.REVEAL, silo_05=Phase.REVEAL)
+    after = closed(federation, result, progress_of(federation, federation.model))
+    assert (result.outcome, result.report.missed) == (Outcome.SKIPPED, {names[0], names[4], names[5]})
+    assert after.failed_to_reveal == 2
+
+
 def test_a_round_that_a_restart_cut_off_changes_its_number_and_nothing_else() -> None:
     federation = Federation.of(4)
     progress = RunProgress.first(federation.run, federation.model)

@@ -128,5 +128,5 @@ def test_thirty_two_silos_with_attackers_and_dropouts_play_a_round() -> None:
     assert set(result.opened) == set(range(10)) - set(result.discarded)
     assert result.report.failed == {dealer.name}
     assert result.report.missed == {silent[Phase.PROPOSE].name, silent[Phase.SUBMIT].name}
-    assert len(result.opened) >= 7
+    assert len(result.opened) >= 6, "a bad dealer, a poisoner and two dropouts cost a buffer each at most"
     assert {note.kind for note in federation.effects if isinstance(note, Noted)} >= {"late", "dropped", "share", "discarded"}
