@@ -673,7 +673,8 @@ class SiloMachine:
     def _follow(self, update: Update) -> Effects:
         """The next model from the update if this silo holds the one before; else it is fetched when needed (N5)."""
         model = self.state.model
-        self._last_heard = update.round
+        if self._knew_the_start(update):
+            self._last_heard = update.round
         if update.outcome is not Outcome.APPLIED or model is None or model.version + 1 != update.model.version:
             return []
         step = self.part.step if self.part is not None else None
@@ -683,6 +684,15 @@ class SiloMachine:
         except RefusedError as error:
             self._stopping = error
             return [Report(Problem(self._manifest, error, own=True))] if self.part is not None else []
+
+    def _knew_the_start(self, update: Update) -> bool:
+        """Whether this silo held the model that the round started from; one that did not was away, and may fetch the next."""
+        model, part = self.state.model, self.part
+        if model is None:
+            return False
+        if part is not None:
+            return part.manifest.model_version == model.version
+        return update.model.version in (model.version, model.version + 1)
 
     def _end_round(self) -> Effects:
         part, self.part = self.part, None

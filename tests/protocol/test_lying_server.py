@@ -9,7 +9,7 @@ import pytest
 
 from fedrep.errors import CryptoError, OutOfPhaseError, RefusedError
 from fedrep.protocol.manifests import SiloName
-from fedrep.protocol.messages import Phase, Secret, SurvivorSet, confirmation_message
+from fedrep.protocol.messages import Phase, Secret, confirmation_message
 from fedrep.protocol.silo_round import Ready
 from fedrep.protocol.silo_rules import Once, Policy, check_run
 from fedrep.secagg.keys import AgreementKey, SecretBytes

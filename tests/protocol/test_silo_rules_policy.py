@@ -107,9 +107,7 @@ def test_a_roster_below_the_signed_quorum_is_refused_and_the_quorum_itself_is_no
     assert text == "round 2 refused: a roster of 4 is smaller than the quorum of 5"
 
 
-@pytest.mark.parametrize(
-    ("number", "allowed"), [(0, False), (19, False), (20, True), (30, True), (31, False), (-20, False)]
-)
+@pytest.mark.parametrize(("number", "allowed"), [(0, False), (19, False), (20, True), (30, True), (31, False), (-20, False)])
 def test_a_round_that_no_admin_signed_is_refused(number: int, allowed: bool) -> None:
     """Neither before the first round of an amended run nor after its last one."""
     federation = Federation.of(5)
