@@ -13,6 +13,7 @@
     │   ├── WrongRoundError    another run or round than the current one          FAILED_PRECONDITION
     │   └── NotFoundError      a run, model version or certificate nobody has     NOT_FOUND
     ├── RefusedError           a silo's own rule or policy forbids the step       FAILED_PRECONDITION
+    ├── LimitError             more calls, streams or time than one caller gets   RESOURCE_EXHAUSTED
     └── StoreUnavailableError  the database or disk cannot be used now            UNAVAILABLE
 
 `reason` is the stable, machine-readable word sent as google.rpc.ErrorInfo; the text addresses a person.
@@ -90,6 +91,11 @@ class NotFoundError(ProtocolError):
 class RefusedError(FedrepError):
     status = "FAILED_PRECONDITION"
     default_reason = "REFUSED_BY_SILO"
+
+
+class LimitError(FedrepError):
+    status = "RESOURCE_EXHAUSTED"
+    default_reason = "LIMIT"
 
 
 class StoreUnavailableError(FedrepError):

@@ -37,7 +37,7 @@ def kinds(server: LiveServer, run: str) -> list[str]:
 
 
 def test_thousands_of_calls_wait_cheaply_and_all_are_answered_or_cancelled(people: People, tmp_path: Path) -> None:
-    with LiveServer(people, tmp_path, wait_seconds=120.0) as server:
+    with LiveServer(people, tmp_path, wait_seconds=120.0, calls_at_once=4000, calls_per_second=1000.0) as server:
         hold_and_answer(server, "waited-for", 2000)
 
 

@@ -109,6 +109,15 @@ class LiveServer:
         """How many calls wait for the run to move on."""
         return len(self.driver(run)._interpreter.bell._ring._waiters)
 
+    def waiting_streams(self) -> int:
+        """How many streams of silos are on their way in."""
+        return len(self.running.gate.alone)
+
+    @property
+    def thread_name(self) -> str:
+        """Of the thread that runs the server's event loop."""
+        return self._thread.name
+
     def tasks(self) -> int:
         """How much goes on in the server's event loop."""
 

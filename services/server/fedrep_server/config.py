@@ -45,6 +45,11 @@ class ServerSettings(Section):
     revocations: Path | None = Field(default=None, description="revocation list; crl.pem in the credentials folder when absent")
     gather_seconds: float = Field(default=5.0, ge=0, description="how long a quorum waits for the other silos before a round")
     wait_seconds: float = Field(default=50.0, gt=0, description="longest a waiting call is held before the silo asks again")
+    receive_seconds: float = Field(default=120.0, gt=0, description="longest a silo's proposal or submission may take to arrive")
+    calls_at_once: int = Field(default=32, ge=4, description="calls that one silo or evaluator may have open at a time")
+    calls_per_second: float = Field(
+        default=100.0, gt=0, description="calls that one silo or evaluator may make, ten seconds' worth in one go"
+    )
     grace_seconds: float = Field(default=20.0, gt=0, description="time to finish the open round when asked to stop")
     log_json: bool | None = Field(default=None, description="JSON log lines; by default JSON unless on a terminal")
     telemetry: str | None = Field(default=None, description="OTLP endpoint for traces")

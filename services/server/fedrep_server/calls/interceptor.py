@@ -1,6 +1,7 @@
-"""One gate for every RPC: who calls, may they, how many bytes pass, and every error as a status with a reason.
+"""One gate for every RPC: who calls, may they, how much of it, how many bytes pass, and every error as a status with a reason.
 
-A call that stays open is looked at once a second: it is cut when its caller's certificate was revoked or has expired.
+Whoever asks for more than a caller's share is refused before anything is decoded. A call that stays open is looked at once a
+second: it is cut when its caller's certificate was revoked or has expired.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from typing import Any, NoReturn
 import grpc
 import structlog
 
-from fedrep.errors import CryptoError, DecodeError, FedrepError
+from fedrep.errors import CryptoError, DecodeError, FedrepError, LimitError
 from fedrep_identity.certificates import PeerCertificate, Role, TrustStore
 from fedrep_identity.peer import peer_certificate
 from fedrep_identity.revocation import Revocations
 from fedrep_runtime.status import LONGEST_TEXT, abort_with
+from fedrep_server.calls.limits import Turnstile, check_message
 from fedrep_server.calls.meter import CallListener, FinishedCall
-from fedrep_server.calls.permissions import PERMISSIONS, PUBLIC_SERVICES
+from fedrep_server.calls.permissions import FEDERATION, PERMISSIONS, PUBLIC_SERVICES
 from fedrep_server.calls.versions import refusal
 
 log = structlog.get_logger(__name__)
@@ -37,6 +39,7 @@ class CallNotes:
     """What a handler learns about its own call: who made it, and which run it turned out to be about."""
 
     peer: PeerCertificate
+    call: _Call
     run: str = ""
 
 
@@ -58,10 +61,21 @@ def concerns_run(name: str) -> None:
         notes.run = name
 
 
+def only_one_of_its_kind() -> None:
+    """Called once the run is known: an older call of the same method, silo and run ends here, with all that it holds.
+
+    The newest wins, because a silo whose line broke calls again before the server has noticed.
+    """
+    notes = _notes.get()
+    notes.call.replace_older(notes.run)
+
+
 class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    def __init__(self, trust: TrustStore, meter: CallListener) -> None:
+    def __init__(self, trust: TrustStore, meter: CallListener, turnstile: Turnstile) -> None:
         self.trust = trust
         self.meter = meter
+        self.turnstile = turnstile
+        self.alone: dict[tuple[str, str, str], _Call] = {}
         self._known: dict[object, tuple[PeerCertificate, Revocations, float]] = {}
         self._handlers: dict[str, Handler] = {}
         self._open: set[_Call] = set()
@@ -94,7 +108,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     def _sweep(self) -> None:
         """Cuts the calls of everyone who is no longer welcome. Without a new list only those that expire are looked at."""
         revoked, now = self.trust.revoked, time.time()
-        judged: dict[bytes, CryptoError | None] = {}
+        judged: dict[bytes, FedrepError | None] = {}
         for call in list(self._open):
             peer = call.peer
             if revoked is self._swept and now < peer.not_after.timestamp():
@@ -191,14 +205,23 @@ class _Call:
         self._started = time.monotonic()
         self._notes: CallNotes | None = None
         self._task: asyncio.Task[Any] | None = None
-        self._unwelcome: CryptoError | None = None
+        self._unwelcome: FedrepError | None = None
+        self._counted = False
+        self._alone: tuple[str, str, str] | None = None
 
     @property
     def peer(self) -> PeerCertificate:
         assert self._notes is not None
         return self._notes.peer
 
-    def cut(self, reason: CryptoError) -> None:
+    def replace_older(self, run: str) -> None:
+        self._alone = (self.peer.identity.name, self._method, run)
+        older = self._gate.alone.get(self._alone)
+        self._gate.alone[self._alone] = self
+        if older is not None:
+            older.cut(LimitError("this caller opened the same stream again, and the newest is served", reason="REPLACED"))
+
+    def cut(self, reason: FedrepError) -> None:
         if self._unwelcome is None and self._task is not None:
             self._unwelcome = reason
             self._task.cancel()
@@ -224,9 +247,12 @@ class _Call:
         self._finish("OK")
 
     def _admit(self) -> None:
-        self._notes = CallNotes(self._gate.admit(self._context, self._roles))
+        self._notes = CallNotes(self._gate.admit(self._context, self._roles), self)
         _notes.set(self._notes)
         self._task = asyncio.current_task()
+        if self._method.startswith(FEDERATION):
+            self._gate.turnstile.enter(self.peer.identity.name, self._started)
+            self._counted = True
         self._gate.opened(self)
 
     async def _ended_by(self, error: BaseException) -> NoReturn:
@@ -244,15 +270,18 @@ class _Call:
         raise error
 
     def _received(self, request: Any) -> Any:
-        return self._one_received(request) if isinstance(request, bytes) else self._stream_received(request)
+        return self._one_received(request, first=True) if isinstance(request, bytes) else self._stream_received(request)
 
-    def _one_received(self, data: bytes) -> Any:
+    def _one_received(self, data: bytes, *, first: bool) -> Any:
         self._up += len(data)
+        check_message(self._method, len(data), first=first)
         return self._coding.request(data)
 
     async def _stream_received(self, requests: AsyncIterator[bytes]) -> AsyncIterator[Any]:
+        first = True
         async for data in requests:
-            yield self._one_received(data)
+            yield self._one_received(data, first=first)
+            first = False
 
     def _sent(self, response: Any) -> bytes:
         data = self._coding.write(response)
@@ -264,6 +293,10 @@ class _Call:
         run = self._notes.run if self._notes is not None else ""
         seconds = time.monotonic() - self._started
         self._gate.closed(self)
+        if self._counted:
+            self._gate.turnstile.leave(name)
+        if self._alone is not None and self._gate.alone.get(self._alone) is self:
+            del self._gate.alone[self._alone]
         self._gate.meter.called(FinishedCall(self._method, name, run, code, seconds, self._up, self._down))
         if error is not None:
             level = "warning" if isinstance(error, CryptoError) else "info"

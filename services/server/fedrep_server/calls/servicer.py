@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
-from fedrep.errors import DecodeError, OutOfPhaseError, UnknownSiloError
+import numpy as np
+from numpy.typing import NDArray
+
+from fedrep.errors import DecodeError, LimitError, OutOfPhaseError, UnknownSiloError
 from fedrep.protocol.manifests import RosterEntry, SiloName
 from fedrep.protocol.round_closing import with_statements
 from fedrep.protocol.server_rules import check_session_key
@@ -16,26 +21,26 @@ from fedrep.wire.chunks import Assembler, cut_into_chunks
 from fedrep.wire.v1 import federation_pb2 as pb
 from fedrep.wire.v1 import federation_pb2_grpc
 from fedrep_identity.certificates import PeerCertificate, Role
-from fedrep_server.calls.interceptor import caller, concerns_run
+from fedrep_server.calls.expected import proposal_to_come, reveal_to_come, submission_to_come
+from fedrep_server.calls.interceptor import caller, concerns_run, only_one_of_its_kind
 from fedrep_server.calls.versions import require_same_version
 from fedrep_server.rounds.coordinator import Coordinator
 from fedrep_server.rounds.run_driver import RunDriver
 
 Context = Any
-LARGEST_PER_COORDINATE = 9  # bytes; a Rice code never needs more for one coordinate, with room for the header
-HEADER_ROOM = 64
 
 
 class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
+        self._receive_seconds = coordinator.settings.receive_seconds
 
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinResponse:
         peer = caller()
         driver = self._welcomed(self._coordinator.run_named(request.run_name))
         require_same_version(request.protocol_version)
         if peer.identity.role is Role.SILO:
-            entry = _roster_entry(driver, peer, request) if request.session_key else None
+            entry = await asyncio.to_thread(_roster_entry, driver, peer, request) if request.session_key else None
             await self._coordinator.seen(driver, peer, request.software_version)
             if entry is not None:
                 self._coordinator.remember_certificate(peer)
@@ -58,14 +63,15 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
 
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> AsyncIterator[pb.GetModelResponse]:
         driver = self._run(request.run)
+        only_one_of_its_kind()
         stored = await self._coordinator.model(driver, request.version)
-        data = stored.vector.astype("<f4", copy=False).tobytes()
+        data, sha256 = await asyncio.to_thread(_model_bytes, stored.vector)
         header = pb.ModelHeader(
             version=stored.version,
             parameters=stored.vector.size,
             model_hash=stored.hash,
             chain=stored.chain,
-            sha256=hashlib.sha256(data).digest(),
+            sha256=sha256,
         )
         yield pb.GetModelResponse(header=header)
         for chunk in cut_into_chunks(data):
@@ -80,12 +86,13 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         )
 
     async def ProposeCoordinates(self, request_iterator: AsyncIterator[Any], context: Context) -> pb.ProposeCoordinatesResponse:
-        header = await header_of(request_iterator)
-        driver = self._run(header.run)
-        limit = HEADER_ROOM + LARGEST_PER_COORDINATE * driver.manifest.coordinates
-        assembler = Assembler(header.coordinates_size, header.coordinates_sha256, limit, "the proposal's coordinates")
-        proposal = codec.proposal_from_wire(_silo(), header, await collect(request_iterator, assembler))
-        await driver.deliver(proposal)
+        async with self._in_time():
+            header = await header_of(request_iterator)
+            driver = self._run(header.run)
+            assembler = proposal_to_come(driver, _silo(), header)
+            only_one_of_its_kind()
+            coordinates = await collect(request_iterator, assembler)
+        await driver.deliver(codec.proposal_from_wire(_silo(), header, coordinates))
         return pb.ProposeCoordinatesResponse()
 
     async def Abstain(self, request: pb.AbstainRequest, context: Context) -> pb.AbstainResponse:
@@ -101,12 +108,13 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
             yield pb.GetConsensusResponse(chunk=chunk)
 
     async def SubmitMaskedShare(self, request_iterator: AsyncIterator[Any], context: Context) -> pb.SubmitMaskedShareResponse:
-        header = await header_of(request_iterator)
-        driver = self._run(header.run)
-        limit = driver.manifest.coordinates * driver.manifest.ring_bits // 8
-        assembler = Assembler(header.masked_size, header.masked_sha256, limit, "the masked values")
-        submission = codec.submission_from_wire(_silo(), header, await collect(request_iterator, assembler))
-        await driver.deliver(submission)
+        async with self._in_time():
+            header = await header_of(request_iterator)
+            driver = self._run(header.run)
+            assembler = submission_to_come(driver, _silo(), header)
+            only_one_of_its_kind()
+            masked = await collect(request_iterator, assembler)
+        await driver.deliver(codec.submission_from_wire(_silo(), header, masked))
         return pb.SubmitMaskedShareResponse()
 
     async def GetSurvivors(self, request: pb.GetSurvivorsRequest, context: Context) -> pb.GetSurvivorsResponse:
@@ -121,7 +129,8 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
 
     async def RevealShares(self, request: pb.RevealSharesRequest, context: Context) -> pb.RevealSharesResponse:
         driver = self._run(request.run)
-        await driver.deliver(codec.reveal_from_wire(_silo(), request))
+        if reveal_to_come(driver, _silo(), request):
+            await driver.deliver(codec.reveal_from_wire(_silo(), request))
         return pb.RevealSharesResponse()
 
     async def GetUpdate(self, request: pb.GetUpdateRequest, context: Context) -> AsyncIterator[pb.GetUpdateResponse]:
@@ -148,6 +157,19 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveResponse:
         await self._run(request.run).leave(_silo())
         return pb.LeaveResponse()
+
+    @asynccontextmanager
+    async def _in_time(self) -> AsyncIterator[None]:
+        """A stream that stalls is cut, and what came of it is forgotten."""
+        try:
+            async with asyncio.timeout(self._receive_seconds):
+                yield
+        except TimeoutError:
+            raise LimitError(
+                f"the message was not there whole after {self._receive_seconds:g} seconds; send it again, or ask the server's "
+                "operator for a longer receive_seconds",
+                reason="TOO_SLOW",
+            ) from None
 
     def _run(self, run: bytes) -> RunDriver:
         return self._welcomed(self._coordinator.run_hashed(run))
@@ -180,6 +202,11 @@ def _roster_entry(driver: RunDriver, peer: PeerCertificate, request: pb.JoinRequ
     return entry
 
 
+def _model_bytes(vector: NDArray[np.float32]) -> tuple[bytes, bytes]:
+    data = vector.astype("<f4", copy=False).tobytes()
+    return data, hashlib.sha256(data).digest()
+
+
 async def header_of(requests: AsyncIterator[Any]) -> Any:
     first = await anext(requests, None)
     if first is None or first.WhichOneof("part") != "header":
@@ -192,4 +219,4 @@ async def collect(requests: AsyncIterator[Any], assembler: Assembler) -> bytes:
         if request.WhichOneof("part") != "chunk":
             raise DecodeError("after its header a stream holds chunks only", reason="MALFORMED")
         assembler.add(request.chunk)
-    return assembler.finish()
+    return await asyncio.to_thread(assembler.finish)

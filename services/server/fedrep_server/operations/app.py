@@ -29,6 +29,7 @@ from fedrep_identity.upkeep import tend_credentials
 from fedrep_runtime.files import lock_folder
 from fedrep_runtime.tls import server_credentials, server_options
 from fedrep_server.calls.interceptor import Gate
+from fedrep_server.calls.limits import LARGEST_RECEIVED, Turnstile
 from fedrep_server.calls.meter import CallMeter
 from fedrep_server.calls.observer import ObserverServicer
 from fedrep_server.calls.servicer import FederationServicer
@@ -64,6 +65,7 @@ class RunningServer:
     metrics_port: int | None
     coordinator: Coordinator
     metrics: ServerMetrics
+    gate: Gate
     stop: Callable[[], Awaitable[None]]
 
 
@@ -76,8 +78,9 @@ async def start(settings: ServerSettings, on_lost: OnLost = end_process) -> Runn
         metrics = ServerMetrics()
         listeners: list[ServerMetrics | Telemetry] = [metrics, *_telemetry(settings, stack)]
         coordinator = await _coordinator(settings, credentials, listeners, stack, on_lost)
-        gate = Gate(trust, CallMeter(coordinator, listeners))
-        server = grpc.aio.server(interceptors=[gate], options=[*server_options(), *CROWD])
+        turnstile = Turnstile(settings.calls_at_once, settings.calls_per_second)
+        gate = Gate(trust, CallMeter(coordinator, listeners), turnstile)
+        server = grpc.aio.server(interceptors=[gate], options=[*server_options(LARGEST_RECEIVED), *CROWD])
         _add_services(server, coordinator, health)
         secure = server_credentials(key_pair_loader(settings.credentials), credentials.root)
         port = _bind(lambda: server.add_secure_port(f"{settings.host}:{settings.port}", secure), settings.host, settings.port)
@@ -102,7 +105,7 @@ async def start(settings: ServerSettings, on_lost: OnLost = end_process) -> Runn
         await started.aclose()
         log.info("stopped")
 
-    return RunningServer(port, health_port, metrics_port, coordinator, metrics, stop)
+    return RunningServer(port, health_port, metrics_port, coordinator, metrics, gate, stop)
 
 
 async def _identity(settings: ServerSettings) -> tuple[Credentials, TrustStore, RevocationSource]:

@@ -1,0 +1,238 @@
+"""One listed silo that asks for more than its share: refused from sizes and headers alone, and at nobody else's cost."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from fedrep.errors import DecodeError, LimitError
+from fedrep.secagg.shamir import MAX_HOLDERS
+from fedrep.wire import chunks
+from fedrep.wire.v1 import federation_pb2 as pb
+from fedrep_server.calls import expected, limits
+from tests.contract.refusals import changed
+from tests.harness.live_server import SILOS, LiveServer, People, Stage, refusal, stage, wait_until
+from tests.harness.mini_client import SECONDS, streamed
+
+PREFIX = "/fedrep.wire.v1.FederationService/"
+SINGLE = ("Join", "GetCertificates", "Abstain", "GetSurvivors", "ConfirmSurvivors", "RevealShares", "ReportMetrics", "Leave")
+NOISE = b"\xff"  # bytes that no decoder takes: who says MALFORMED has decoded them
+
+
+class Held:
+    """A stream that is open and says no more until it is let go."""
+
+    def __init__(self, *messages: Any) -> None:
+        self._messages = messages
+        self._go_on = threading.Event()
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self._messages
+        self._go_on.wait(SECONDS)
+
+    def let_go(self) -> None:
+        self._go_on.set()
+
+
+def raw(server: LiveServer, method: str) -> Any:
+    """The method without its stub: it takes any bytes."""
+    channel: Any = server.channel("silo-a")
+    return channel.unary_unary(PREFIX + method)
+
+
+@pytest.fixture
+def at(server: LiveServer, run_name: str) -> Stage:
+    return stage(server, run_name, "propose")
+
+
+def header_alone(at: Stage, **fields: Any) -> tuple[str, str | None]:
+    """What a proposal's header gets that nothing follows: neither chunks nor the end of the stream."""
+    held = Held(pb.ProposeCoordinatesRequest(header=changed(at.sent[f"proposal/{at.last.name}"][0], **fields)))
+    try:
+        return refusal(lambda: at.last.stub.ProposeCoordinates(iter(held), timeout=SECONDS))
+    finally:
+        held.let_go()
+
+
+@pytest.mark.parametrize("method", SINGLE)
+def test_a_message_too_long_for_its_method_is_refused_before_it_is_decoded(server: LiveServer, method: str) -> None:
+    call = raw(server, method)
+    assert refusal(lambda: call(NOISE * 60_000, timeout=SECONDS)) == ("INVALID_ARGUMENT", "TOO_LARGE")
+    assert refusal(lambda: call(NOISE * 100, timeout=SECONDS)) == ("INVALID_ARGUMENT", "MALFORMED")
+
+
+def test_what_no_message_can_need_does_not_get_past_grpc(server: LiveServer) -> None:
+    call = raw(server, "RevealShares")
+    assert refusal(lambda: call(NOISE * (limits.LARGEST_RECEIVED + 1), timeout=SECONDS)) == ("RESOURCE_EXHAUSTED", None)
+
+
+def test_a_reveal_out_of_its_phase_is_refused_before_its_shares_are_looked_at(at: Stage) -> None:
+    """A share of no kind is malformed, for whoever looks."""
+    request = pb.RevealSharesRequest(run=at.last.run, round=at.manifest.round, shares=[pb.RevealedShare(dealer="silo-a")])
+    assert refusal(lambda: at.last.stub.RevealShares(request, timeout=SECONDS)) == ("FAILED_PRECONDITION", "OUT_OF_PHASE")
+
+
+def test_a_proposal_is_refused_by_its_header_alone(at: Stage) -> None:
+    assert header_alone(at, round=7) == ("FAILED_PRECONDITION", "WRONG_ROUND")
+    assert header_alone(at, run=bytes(32)) == ("NOT_FOUND", "UNKNOWN_RUN")
+    longest = expected.longest_code(at.manifest.per_silo, at.manifest.parameters)
+    assert header_alone(at, coordinates_size=longest + 1) == ("INVALID_ARGUMENT", "TOO_LARGE")
+    too_many = [bytes(82)] * (len(SILOS) * 10)
+    assert header_alone(at, sealed_shares=too_many) == ("INVALID_ARGUMENT", "TOO_LARGE")
+
+
+def test_a_submission_before_its_phase_is_refused_by_its_header_alone(at: Stage) -> None:
+    header = pb.SubmissionHeader(run=at.last.run, round=at.manifest.round, masked_size=8)
+    held = Held(pb.SubmitMaskedShareRequest(header=header))
+    assert refusal(lambda: at.last.stub.SubmitMaskedShare(iter(held), timeout=SECONDS)) == ("FAILED_PRECONDITION", "OUT_OF_PHASE")
+    held.let_go()
+
+
+def test_a_submission_of_another_size_than_the_consensus_is_refused_by_its_header_alone(
+    server: LiveServer, run_name: str
+) -> None:
+    at = stage(server, run_name, "submit")
+    header, masked = at.sent[f"submission/{at.last.name}"]
+    for size, reason in ((len(masked) + 2, "TOO_LARGE"), (len(masked) - 2, "MALFORMED")):
+        held = Held(pb.SubmitMaskedShareRequest(header=changed(header, masked_size=size)))
+        assert refusal(lambda held=held: at.last.stub.SubmitMaskedShare(iter(held), timeout=SECONDS)) == (
+            "INVALID_ARGUMENT",
+            reason,
+        )
+        held.let_go()
+    at.last.submit(header, masked)
+
+
+def test_of_two_streams_of_a_silo_the_newest_is_served(at: Stage) -> None:
+    header, code = at.sent[f"proposal/{at.last.name}"]
+    held = Held(pb.ProposeCoordinatesRequest(header=header))
+    older = at.last.stub.ProposeCoordinates.future(iter(held), timeout=SECONDS)
+    gate = at.server
+    wait_until(lambda: gate.waiting_streams() == 1)
+    at.last.propose(header, code)
+    assert refusal(older.result) == ("RESOURCE_EXHAUSTED", "REPLACED")
+    assert gate.waiting_streams() == 0
+    held.let_go()
+
+
+def test_streams_of_two_runs_do_not_replace_each_other(server: LiveServer, run_name: str) -> None:
+    stages = [stage(server, f"{run_name}-{n}", "propose") for n in range(2)]
+    sent = [at.sent[f"proposal/{at.last.name}"] for at in stages]
+    held = Held(pb.ProposeCoordinatesRequest(header=sent[0][0]), pb.ProposeCoordinatesRequest(chunk=sent[0][1]))
+    older = stages[0].last.stub.ProposeCoordinates.future(iter(held), timeout=SECONDS)
+    wait_until(lambda: server.waiting_streams() == 1)
+    stages[1].last.propose(*sent[1])
+    held.let_go()
+    assert older.result(SECONDS) == pb.ProposeCoordinatesResponse()
+
+
+def test_a_stream_that_stalls_is_cut_and_what_it_held_is_forgotten(
+    people: People, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collecting: weakref.WeakSet[chunks.Assembler] = weakref.WeakSet()
+
+    class Watched(chunks.Assembler):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            collecting.add(self)
+
+    monkeypatch.setattr(expected, "Assembler", Watched)
+    with LiveServer(people, tmp_path, receive_seconds=0.5) as server:
+        at = stage(server, "stalled", "propose")
+        collecting.clear()
+        header, code = at.sent[f"proposal/{at.last.name}"]
+        held = Held(pb.ProposeCoordinatesRequest(header=header), pb.ProposeCoordinatesRequest(chunk=code[:-1]))
+        call = at.last.stub.ProposeCoordinates.future(iter(held), timeout=SECONDS)
+        assert refusal(call.result) == ("RESOURCE_EXHAUSTED", "TOO_SLOW")
+        nothing = Held()
+        assert refusal(lambda: at.last.stub.ProposeCoordinates(iter(nothing), timeout=SECONDS)) == (
+            "RESOURCE_EXHAUSTED",
+            "TOO_SLOW",
+        )
+        wait_until(lambda: gc.collect() >= 0 and not collecting)
+        held.let_go()
+        nothing.let_go()
+
+
+def test_what_came_in_chunks_is_put_together_off_the_event_loop(at: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    where: list[str] = []
+    finish = chunks.Assembler.finish
+
+    def noted(self: chunks.Assembler) -> bytes:
+        where.append(threading.current_thread().name)
+        return finish(self)
+
+    monkeypatch.setattr(chunks.Assembler, "finish", noted)
+    at.last.propose(*at.sent[f"proposal/{at.last.name}"])
+    assert where
+    assert at.server.thread_name not in where
+
+
+def test_a_silo_has_so_many_calls_open_and_no_more_and_others_are_not_disturbed(people: People, tmp_path: Path) -> None:
+    with LiveServer(people, tmp_path, calls_at_once=4, wait_seconds=SECONDS) as server:
+        at = stage(server, "crowd", "propose")
+        ask = pb.GetSurvivorsRequest(run=at.first.run, round=at.manifest.round)
+        waiting = [at.first.stub.GetSurvivors.future(ask, timeout=SECONDS) for _ in range(4)]
+        wait_until(lambda: server.waiting("crowd") == 4)
+        assert refusal(lambda: at.first.stub.GetSurvivors(ask, timeout=SECONDS)) == ("RESOURCE_EXHAUSTED", "TOO_MANY_CALLS")
+        at.last.propose(*at.sent[f"proposal/{at.last.name}"])
+        for call in waiting:
+            call.cancel()
+        wait_until(lambda: server.waiting("crowd") == 0)
+        assert at.first.stub.GetCertificates(pb.GetCertificatesRequest(run=at.first.run), timeout=SECONDS) is not None
+
+
+def test_a_silo_that_calls_too_often_is_refused_until_time_has_passed() -> None:
+    turnstile = limits.Turnstile(at_once=100, per_second=2.0)
+
+    def accepted(caller: str, now: float) -> int:
+        count = 0
+        try:
+            while True:
+                turnstile.enter(caller, now)
+                turnstile.leave(caller)
+                count += 1
+        except LimitError:
+            return count
+
+    assert accepted("silo-a", 0.0) == 20  # ten seconds' worth
+    assert accepted("silo-a", 0.0) == 0
+    assert accepted("silo-b", 0.0) == 20
+    assert accepted("silo-a", 3.0) == 6
+    assert accepted("silo-a", 1000.0) == 20
+
+
+def test_the_server_counts_calls(people: People, tmp_path: Path) -> None:
+    with LiveServer(people, tmp_path, calls_per_second=0.2) as server:
+        call = raw(server, "Leave")
+        codes = {refusal(lambda: call(pb.LeaveRequest().SerializeToString(), timeout=SECONDS)) for _ in range(4)}
+        assert codes == {("NOT_FOUND", "UNKNOWN_RUN"), ("RESOURCE_EXHAUSTED", "TOO_MANY_CALLS")}
+
+
+def test_a_round_stays_within_every_limit(at: Stage) -> None:
+    """The largest roster there can be makes no longer messages than the limits let through."""
+    share = pb.RevealedShare(dealer="n" * 63, secret=pb.SECRET_KIND_SEED, share=bytes(33))
+    reveal = pb.RevealSharesRequest(run=bytes(32), round=2**40, shares=[share] * MAX_HOLDERS)
+    limits.check_message(PREFIX + "RevealShares", reveal.ByteSize(), first=True)
+    header = changed(
+        at.sent[f"proposal/{at.last.name}"][0],
+        sealed_shares=[bytes(82)] * MAX_HOLDERS,
+        seed_share_hashes=[bytes(32)] * MAX_HOLDERS,
+        key_share_hashes=[bytes(32)] * MAX_HOLDERS,
+    )
+    first = next(streamed(pb.ProposeCoordinatesRequest, header, b""))
+    limits.check_message(PREFIX + "ProposeCoordinates", first.ByteSize(), first=True)
+    wanted = pb.GetCertificatesRequest(run=bytes(32), fingerprints=[bytes(32)] * MAX_HOLDERS)
+    limits.check_message(PREFIX + "GetCertificates", wanted.ByteSize(), first=True)
+    chunk = pb.ProposeCoordinatesRequest(chunk=bytes(chunks.CHUNK_BYTES))
+    limits.check_message(PREFIX + "ProposeCoordinates", chunk.ByteSize(), first=False)
+    with pytest.raises(DecodeError):
+        limits.check_message(PREFIX + "ProposeCoordinates", chunk.ByteSize() + 32, first=False)
+    assert grpc.StatusCode[LimitError.status] is grpc.StatusCode.RESOURCE_EXHAUSTED
