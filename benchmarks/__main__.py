@@ -14,6 +14,7 @@ BENCHMARKS = {
     "aggregators": "robust rules against byzfl",
     "silo": "the silo's own work per round against one training step",
     "round": "a whole round over gRPC and TLS: milliseconds and kilobytes",
+    "flood": "an honest Join while another silo floods the server, against a quiet server",
     "server_memory": "the server's peak memory with 32 silos and 5 million parameters",
     "lab_batching": "training many simulated silos at once against a loop",
 }
