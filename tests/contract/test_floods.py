@@ -11,8 +11,10 @@ from typing import Any
 
 import grpc
 import pytest
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedrep.errors import DecodeError, LimitError
+from fedrep.protocol.manifests import SiloName
 from fedrep.secagg.shamir import MAX_HOLDERS
 from fedrep.wire import chunks
 from fedrep.wire.v1 import federation_pb2 as pb
@@ -236,3 +238,61 @@ def test_a_round_stays_within_every_limit(at: Stage) -> None:
     with pytest.raises(DecodeError):
         limits.check_message(PREFIX + "ProposeCoordinates", chunk.ByteSize() + 32, first=False)
     assert grpc.StatusCode[LimitError.status] is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def lines(server: LiveServer, run: str, kind: str) -> int:
+    stored = server.running.coordinator.store.events(run, 0, 10_000)
+    return sum(entry.event.kind == kind for entry in stored)
+
+
+def test_a_silo_that_brings_other_keys_leaves_no_line_and_no_write_behind(
+    server: LiveServer, run_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.create_run(run_name)
+    silo = server.silo("silo-a")
+    silo.join(run_name)
+    store = server.running.coordinator.store
+    written: list[str] = []
+    database: Any = store.database  # type: ignore[attr-defined]
+    write = database.write
+
+    def noted() -> Any:
+        written.append("a transaction")
+        return write()
+
+    monkeypatch.setattr(database, "write", noted)
+    keys = []
+    for _ in range(10):
+        silo.session = X25519PrivateKey.generate()
+        silo.join(run_name)
+        keys.append(silo.session.public_key().public_bytes_raw())
+    assert lines(server, run_name, "joined") == 1
+    assert written == []
+    standings = server.driver(run_name).attendance.standings
+    assert standings[SiloName("silo-a")].entry.session_key == keys[-1]
+    silo.stub.Leave(pb.LeaveRequest(run=silo.run), timeout=SECONDS)
+    silo.join(run_name)
+    assert lines(server, run_name, "joined") == 2
+
+
+def test_a_join_is_written_down_when_it_tells_something_new(server: LiveServer, run_name: str) -> None:
+    server.create_run(run_name)
+    silo = server.silo("silo-a")
+    silo.join(run_name)
+    request = silo.join_request(run_name, silo.run)
+    request.software_version = "9.9"
+    silo.stub.Join(request, timeout=SECONDS)
+    row = next(row for row in server.running.coordinator.store.silo_rows(run_name) if row.name == "silo-a")
+    assert row.software_version == "9.9"
+
+
+def test_problems_without_end_leave_a_few_lines_and_the_latest(server: LiveServer, run_name: str) -> None:
+    server.create_run(run_name)
+    silo = server.silo("silo-a")
+    silo.join(run_name)
+    for number in range(20):
+        report = pb.ReportMetricsRequest(run=silo.run, round=0, problem=f"problem {number}")
+        silo.stub.ReportMetrics(report, timeout=SECONDS)
+    assert lines(server, run_name, "problem") == 5
+    row = next(row for row in server.running.coordinator.store.silo_rows(run_name) if row.name == "silo-a")
+    assert row.problem == "problem 19"

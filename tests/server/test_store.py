@@ -194,6 +194,18 @@ def test_old_events_go_and_positions_go_on(url: str) -> None:
     store.close()
 
 
+def test_no_flood_of_other_lines_pushes_an_alert_out(url: str) -> None:
+    store = open_store(url, Retention(events=3))
+    store.create_run(a_run())
+    store.append_events("run", [NewEvent(1.0, "stalled", f"alert {n}", "alert") for n in range(5)])
+    store.append_events("run", [NewEvent(1.0, "joined", "x")] * 50)
+    store.commit_round(a_commit(1))
+    kept = store.events("run", 0, 100)
+    assert [entry.event.text for entry in kept if entry.event.severity == "alert"] == ["alert 2", "alert 3", "alert 4"]
+    assert [entry.position for entry in kept if entry.event.severity != "alert"] == [54, 55, 56]
+    store.close()
+
+
 def test_a_statement_given_twice_is_kept_once(started: SqlStore) -> None:
     started.commit_round(a_commit(1))
     started.add_statement("run", 1, "b", b"first")

@@ -34,6 +34,9 @@ from fedrep_server.store import NewEvent, NewModel, Store, StoredRun
 
 log = structlog.get_logger(__name__)
 
+SEEN_SECONDS = 10.0
+MOST_PROBLEMS = 5
+
 
 class Coordinator:
     def __init__(
@@ -55,6 +58,8 @@ class Coordinator:
         self._by_hash: dict[bytes, RunDriver] = {}
         self._certificates: dict[bytes, bytes] = {}
         self._reported: dict[tuple[str, str], pb.ReportMetricsRequest] = {}
+        self._seen: dict[tuple[str, str], tuple[str, float, float]] = {}
+        self._problems: dict[tuple[str, str], tuple[int, int]] = {}
         self._creating = asyncio.Lock()
 
     @property
@@ -159,9 +164,14 @@ class Coordinator:
         return driver
 
     async def seen(self, driver: RunDriver, peer: PeerCertificate, software_version: str) -> None:
-        expires = peer.not_after.timestamp()
-        name = peer.identity.name
-        await asyncio.to_thread(self.store.touch_silo, driver.manifest.name, name, software_version[:64], expires, time.time())
+        """On disk when something changed; that the silo is still there, only every ten seconds."""
+        expires, now = peer.not_after.timestamp(), time.time()
+        run, name, version = driver.manifest.name, peer.identity.name, software_version[:64]
+        known = self._seen.get((run, name))
+        if known is not None and known[:2] == (version, expires) and now < known[2] + SEEN_SECONDS:
+            return
+        await asyncio.to_thread(self.store.touch_silo, run, name, version, expires, now)
+        self._seen[run, name] = version, expires, now
 
     def remember_certificate(self, peer: PeerCertificate) -> None:
         self._certificates[peer.fingerprint] = peer.chain
@@ -189,11 +199,21 @@ class Coordinator:
         await asyncio.to_thread(self.store.add_metrics, name, request.round, peer.identity.name, role, metrics)
         self._reported[reporter] = request
         if request.problem:
-            await driver.note("problem", f"{peer.identity.name}: {request.problem}", peer.identity.name, request.round, "warning")
+            if self._is_worth_a_line(reporter, request.round):
+                text = f"{peer.identity.name}: {request.problem}"
+                await driver.note("problem", text, peer.identity.name, request.round, "warning")
         elif role == "evaluator":
             text = f"accuracy {request.accuracy:.4f}, loss {request.loss:.4f} after round {request.round}"
             await driver.note("metrics", text, peer.identity.name, request.round)
         self.watchers.changed(name)
+
+    def _is_worth_a_line(self, reporter: tuple[str, str], number: int) -> bool:
+        """A silo's row shows its latest problem in any case; a few lines per round are enough for the log."""
+        latest, count = self._problems.get(reporter, (number, 0))
+        if number < latest or (number == latest and count >= MOST_PROBLEMS):
+            return False
+        self._problems[reporter] = number, (count + 1 if number == latest else 1)
+        return True
 
     async def roll_back(self, driver: RunDriver, version: int) -> None:
         kept = await asyncio.to_thread(driver.records.model, version)

@@ -11,6 +11,8 @@ from fedrep_server.store.runs import unknown_run
 from fedrep_server.store.tables import events, runs
 from fedrep_server.store.values import clean
 
+ALERT = "alert"
+
 
 def append(connection: Connection, run: str, new: Sequence[NewEvent]) -> tuple[int, ...]:
     """The UPDATE holds the run's row until commit: a later position can never be seen before an earlier one."""
@@ -48,5 +50,11 @@ def after(connection: Connection, run: str, position: int, limit: int) -> list[S
 
 
 def forget(connection: Connection, run: str, keep: int) -> None:
+    """Alerts are counted apart: no flood of other lines pushes one out."""
     last = select(runs.c.last_event).where(runs.c.name == run).scalar_subquery()
-    connection.execute(delete(events).where(events.c.run == run, events.c.position <= last - keep))
+    own, is_alert = events.c.run == run, events.c.severity == ALERT
+    connection.execute(delete(events).where(own, ~is_alert, events.c.position <= last - keep))
+    newest_too_many = (
+        select(events.c.position).where(own, is_alert).order_by(events.c.position.desc()).offset(keep).limit(1)
+    ).scalar_subquery()
+    connection.execute(delete(events).where(own, is_alert, events.c.position <= newest_too_many))
