@@ -15,13 +15,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+import fedrep_trainers
 import fedrep_trainers.trainer as trainer_module
+from fedrep_trainers import Evaluation, ModelLayout, Trainer, TrainerSettings, TrainResult, check_trainer
 from fedrep_trainers.build import build_trainer
-from fedrep_trainers.contract import CHECKS, check_trainer, failures
-from fedrep_trainers.layout import ModelLayout, Vector
-from fedrep_trainers.settings import TrainerSettings
-from fedrep_trainers.trainer import Evaluation, Trainer, TrainResult
+from fedrep_trainers.contract import CHECKS, failures
+from fedrep_trainers.layout import Vector
 
+OWN_IMPORT = re.compile(r"^ *(?:from|import) (fedrep\S*)", re.MULTILINE)
 SMALL = {"interval": 2, "batch_size": 8, "evaluation_samples": 40, "calibration_samples": 40, "threads": 1}
 
 
@@ -45,9 +46,10 @@ def test_built_in_trainers_keep_every_promise(settings: dict[str, Any]) -> None:
 
 
 def test_the_documented_numpy_trainer_keeps_every_promise() -> None:
-    source = re.search(r"( +class LeastSquares.*?)\n\n`", trainer_module.__doc__ or "", re.DOTALL)
+    source = re.search(r"( +from collections.*?)\n\n`", trainer_module.__doc__ or "", re.DOTALL)
     assert source is not None
-    names: dict[str, Any] = {**vars(trainer_module)}
+    assert set(OWN_IMPORT.findall(source[1])) == {"fedrep_trainers"}
+    names: dict[str, Any] = {}
     exec(textwrap.dedent(source[1]), names)
     rng = np.random.default_rng(0)
     inputs = rng.standard_normal((30, 4)).astype(np.float32)
@@ -60,6 +62,7 @@ def test_the_operators_guide_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyP
     code = re.search(r"```python\n(.*?)```", guide, re.DOTALL)
     own, built_in = re.findall(r"```toml\n(.*?)```", guide, re.DOTALL)
     assert code is not None
+    assert set(OWN_IMPORT.findall(code[1])) == {"fedrep_trainers"}
     (tmp_path / "hospital.py").write_text(code[1])
     rng = np.random.default_rng(0)
     for name in ("known", "held_out"):
@@ -75,6 +78,14 @@ def test_the_operators_guide_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyP
         model = trainer.train(model, round_number).model
     assert trainer.evaluate(model).loss < before.loss
     assert TrainerSettings(**tomllib.loads(built_in)["trainer"]).model == "resnet20"
+
+
+def test_the_names_that_user_code_imports_are_those_of_the_guide() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "trainer.md").read_text().partition("### What to import")[2]
+    rows = "".join(line.split("|")[1] for line in guide.partition("## ")[0].splitlines() if line.startswith("| `"))
+    assert set(re.findall(r"`(\w+)`", rows)) == set(fedrep_trainers.__all__)
+    for name in fedrep_trainers.__all__:
+        assert getattr(fedrep_trainers, name).__name__ == name
 
 
 class Toy:

@@ -4,8 +4,18 @@ The daemon knows nothing of PyTorch. It hands the run's model to `train`, sends 
 saves `state` in the same atomic write as the residual. Anything with these members is a trainer; a complete one that
 needs only numpy, for least squares on local data:
 
+    from collections.abc import Mapping
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from fedrep_trainers import Evaluation, ModelLayout, TrainResult
+
+    Vector = NDArray[np.float32]
+
+
     class LeastSquares:
-        def __init__(self, inputs: NDArray[np.float32], targets: NDArray[np.float32]) -> None:
+        def __init__(self, inputs: Vector, targets: Vector) -> None:
             self._inputs, self._targets = inputs, targets
             self.layout = ModelLayout.of([("weight", (inputs.shape[1],))])
 
@@ -28,7 +38,7 @@ needs only numpy, for least squares on local data:
         def load_state(self, state: Mapping[str, NDArray[np.generic]]) -> None:
             pass
 
-`fedrep_trainers.contract` checks all of the promises below; `fedrep client check` runs it.
+`check_trainer`, also from `fedrep_trainers`, checks all of the promises below; `fedrep client check` runs it.
 """
 
 from __future__ import annotations
