@@ -57,3 +57,10 @@ def test_the_threat_model_names_evidence_for_every_adversary_in_it() -> None:
     silent = [part.splitlines()[0] for part in adversaries if "test_" not in part and "tests/" not in part]
     assert len(adversaries) >= 5
     assert silent == []
+
+
+@pytest.mark.parametrize("record", sorted((ROOT / "docs" / "decisions").glob("*.md")), ids=lambda record: record.stem)
+def test_every_decision_is_dated_and_of_one_form(record: Path) -> None:
+    form = r"# .+\n\n- \*\*Date:\*\* \d{4}-\d\d-\d\d\n- \*\*Status:\*\* \w.*\n\n## Context\n\n"
+    assert re.match(form, record.read_text())
+    assert re.findall(r"^##? .*", record.read_text(), re.MULTILINE)[1:] == ["## Context", "## Decision", "## Consequences"]
