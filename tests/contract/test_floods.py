@@ -20,8 +20,9 @@ from fedrep.wire import chunks
 from fedrep.wire.v1 import federation_pb2 as pb
 from fedrep_server.calls import expected, limits
 from tests.contract.refusals import changed
-from tests.harness.live_server import SILOS, LiveServer, People, Stage, refusal, stage, wait_until
+from tests.harness.live_server import SILOS, LiveServer, Stage, refusal, stage, wait_until
 from tests.harness.mini_client import SECONDS, streamed
+from tests.harness.people import People
 
 PREFIX = "/fedrep.wire.v1.FederationService/"
 SINGLE = ("Join", "GetCertificates", "Abstain", "GetSurvivors", "ConfirmSurvivors", "RevealShares", "ReportMetrics", "Leave")
