@@ -1,0 +1,56 @@
+"""Whom a silo believes: an admin's signature under a run, the server's under a round, and only pinned admins where it pins them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from fedrep.errors import RefusedError
+from fedrep.protocol.messages import SignedRollback, rollback_message
+from fedrep.protocol.silo_trust import check_rollback, check_round_signature, check_run_signature
+from tests.protocol.federation import ADMIN, SERVER, Federation, fingerprint_of
+
+
+def test_a_run_counts_with_an_admins_signature_and_no_other() -> None:
+    federation = Federation.of(4)
+    signed = federation.signed_run()
+    assert check_run_signature(signed, federation) == federation.run
+    for forged in (
+        replace(signed, signature=SERVER.sign(b"something")),
+        replace(signed, manifest=replace(signed.manifest, min_survivors=3)),
+    ):
+        with pytest.raises(RefusedError) as caught:
+            check_run_signature(forged, federation)
+        assert caught.value.reason == "BAD_RUN"
+
+
+def test_a_silo_that_pins_admins_believes_no_other_one() -> None:
+    federation = Federation.of(4)
+    signed = federation.signed_run()
+    assert check_run_signature(signed, federation, frozenset({fingerprint_of("admin")})) == federation.run
+    with pytest.raises(RefusedError, match="not among the admins this silo has pinned"):
+        check_run_signature(signed, federation, frozenset({fingerprint_of("another")}))
+
+
+def test_a_round_counts_with_the_servers_signature_and_no_other() -> None:
+    federation = Federation.of(4)
+    federation.open_round()
+    signed = federation.signed()
+    assert check_round_signature(signed, b"server", federation) == signed.manifest
+    with pytest.raises(RefusedError) as caught:
+        check_round_signature(replace(signed, manifest=replace(signed.manifest, clip_range=2.0)), b"server", federation)
+    assert caught.value.reason == "BAD_ROUND"
+
+
+def test_a_rollback_counts_for_its_run_with_an_admins_signature_and_where_it_is_pinned() -> None:
+    federation = Federation.of(4)
+    run = federation.run
+    signature = ADMIN.sign(rollback_message(run.digest(), 5, b"h" * 32))
+    order = SignedRollback(run.digest(), 5, b"h" * 32, "admin", b"admin", signature)
+    assert check_rollback(order, run, federation) is order
+    assert check_rollback(None, run, federation) is None
+    assert check_rollback(replace(order, version=6), run, federation) is None
+    assert check_rollback(replace(order, model_hash=b"x" * 32), run, federation) is None
+    assert check_rollback(order, replace(run, rounds=7), federation) is None
+    assert check_rollback(order, run, federation, frozenset({fingerprint_of("another")})) is None
