@@ -1,4 +1,4 @@
-"""Whom a silo believes: an admin's signature under a run, the server's under a round, and only pinned admins where it pins them."""
+"""Whom a silo believes: an admin's signature under a run, the server's under a round, and pinned admins where it pins them."""
 
 from __future__ import annotations
 
