@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from fedrep.protocol.goals import Totals
 from fedrep.protocol.manifests import RosterEntry, SiloName
-from fedrep.protocol.messages import Aborted, Abstention, Confirmation, Phase, Proposal, Reveal, Submission
+from fedrep.protocol.messages import Aborted, Abstention, Confirmation, Phase, Proposal, Reveal, SignedRollback, Submission
 from fedrep.protocol.run_effects import Save
 from fedrep.secagg.keys import VerifyKey
 
@@ -72,10 +72,14 @@ class Readmit:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RollBack:
-    """The parameters of an older version become a new one, so that versions only go up."""
+    """The parameters of an older version become a new one, so that versions only go up.
+
+    `order` is the admin's word for it, its signature verified: silos take the model for nobody else's (N5).
+    """
 
     version: int
     vector: NDArray[np.float32] = field(repr=False)
+    order: SignedRollback
 
 
 @dataclass(frozen=True, slots=True)

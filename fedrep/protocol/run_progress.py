@@ -9,6 +9,7 @@ from enum import Enum
 from fedrep.protocol.attendance import Attendance
 from fedrep.protocol.clip_range import ClipRange
 from fedrep.protocol.manifests import RunManifest, SiloName
+from fedrep.protocol.messages import SignedRollback
 from fedrep.protocol.model_state import ServerModel
 from fedrep.secagg.keys import VerifyKey
 
@@ -30,7 +31,7 @@ class RunProgress:
     """What the next round starts from.
 
     A restart finds all of it on disk but what silos bring when they join again: who is present, `keys`, and `released`, the
-    hash of the coordinates each silo proposed last.
+    hash of the coordinates each silo proposed last. `rollback` is the latest an admin signed.
     """
 
     state: RunState
@@ -41,6 +42,7 @@ class RunProgress:
     clip_range: ClipRange
     keys: Mapping[SiloName, VerifyKey] = field(default_factory=dict)
     released: Mapping[SiloName, bytes] = field(default_factory=dict, repr=False)
+    rollback: SignedRollback | None = None
 
     @classmethod
     def first(cls, rules: RunManifest, model: ServerModel) -> RunProgress:

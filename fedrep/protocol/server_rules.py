@@ -16,10 +16,12 @@ from fedrep.protocol.messages import (
     Proposal,
     Reveal,
     Secret,
+    SignedRollback,
     Statement,
     Submission,
     SurvivorSet,
     confirmation_message,
+    rollback_message,
     share_list_digest,
     statement_message,
     submission_message,
@@ -126,6 +128,29 @@ def check_statement(statement: Statement, run: RunHash, last_round: int, key: Ve
         raise OutOfPhaseError(f"round {statement.round} is not over; no statement about it is needed yet")
     message = statement_message(statement.run, statement.round, statement.silo)
     _verify({statement.silo: key}, statement.silo, statement.signature, message, "the statement")
+
+
+def check_rollback(order: SignedRollback, run: RunHash, version: int, model_hash: bytes) -> None:
+    """About this run as it stands, at `version`: silos would refuse the model otherwise (N5)."""
+    if order.run != run:
+        raise WrongRoundError("the rollback was signed for another run manifest than the one in force", reason="WRONG_RUN")
+    if order.version != version + 1:
+        raise OutOfPhaseError(
+            f"the rollback was signed for version {order.version}, but the model is at version {version}, so the next is "
+            f"{version + 1}: sign it again, and pause the run first if its rounds are faster than you",
+            reason="MODEL_MOVED",
+        )
+    if order.model_hash != model_hash:
+        raise InvalidInputError(
+            "the rollback was signed for another model than the one of the version it asks for", reason="WRONG_MODEL"
+        )
+
+
+def check_rollback_signature(order: SignedRollback, key: VerifyKey) -> None:
+    try:
+        key.verify(order.signature, rollback_message(order.run, order.version, order.model_hash))
+    except CryptoError as error:
+        raise CryptoError("the rollback is not validly signed by the admin who asks for it", reason="BAD_SIGNATURE") from error
 
 
 def _verify(keys: VerifyKeys, silo: SiloName, signature: bytes, message: bytes, what: str) -> None:

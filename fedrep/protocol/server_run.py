@@ -28,6 +28,7 @@ from fedrep.protocol.messages import (
     Proposal,
     Reveal,
     Signatures,
+    SignedRollback,
     Submission,
     Update,
 )
@@ -69,6 +70,7 @@ from fedrep.protocol.run_events import (
 )
 from fedrep.protocol.run_progress import RunProgress, RunState
 from fedrep.protocol.server_round import ServerRound
+from fedrep.protocol.server_rules import check_rollback
 
 Sign = Callable[[RoundManifest], SignedRoundManifest]
 
@@ -133,6 +135,10 @@ class ServerRun:
             raise UnknownSiloError(
                 f"run {self.rules.name!r} does not list {silo!r}; ask an admin of the federation", reason="NOT_ALLOWED"
             )
+
+    def check_rollback(self, order: SignedRollback, wanted: bytes) -> None:
+        """Whether it says what would happen now: the model of hash `wanted` becomes the next version of this run."""
+        check_rollback(order, self.rules.digest(), self.progress.model.state.version, wanted)
 
     def is_open(self, number: int) -> bool:
         return self.open is not None and self.open.number == number
@@ -251,9 +257,10 @@ class ServerRun:
         if self.open is not None:
             raise OutOfPhaseError("a round is open; end it before the model is rolled back")
         model = ServerModel(self.progress.model.state.succeeded_by(event.vector), np.zeros_like(event.vector))
-        text = f"rolled back to the parameters of version {event.version}"
+        self.check_rollback(event.order, model.state.hash)
+        text = f"rolled back to the parameters of version {event.version} by {event.order.admin}"
         line = Noted("rolled_back", text, round=self.progress.last_round)
-        return self._ask(KeepModel(replace(self.progress, model=model), line))
+        return self._ask(KeepModel(replace(self.progress, model=model, rollback=event.order), line))
 
     def _judge(self, counted: Counted) -> list[RunEffect]:
         state = STATES.get((self.progress.state, Counted))

@@ -298,11 +298,12 @@ def test_a_roll_back_makes_the_old_parameters_the_newest_version(server: LiveSer
     admin = stub(server)
     wait_for_round(server, run_name, after=2)
     before = server.snapshot(run_name)
-    unknown = pb.RollBackRunRequest(name=run_name, version=99)
+    order = server.rollback_request(run_name, 1)
+    unknown = pb.RollBackRunRequest(name=run_name, version=99, order=order.order)
     assert refusal(lambda: admin.RollBackRun(unknown)) == ("NOT_FOUND", "UNKNOWN_MODEL")
     assert server.snapshot(run_name) == before
     _, old = server.observer().download(run_name, version=1)
-    answer = admin.RollBackRun(pb.RollBackRunRequest(name=run_name, version=1))
+    answer = admin.RollBackRun(order)
     assert answer.summary.model_version == 3
     version, now = server.observer().download(run_name)
     assert version == 3

@@ -59,7 +59,7 @@ def test_a_run_from_its_file_to_its_exported_model(server: LiveServer, fedrep: F
     assert fedrep("resume", "commands")[1]["state"] == "running"
     assert fedrep("exclude", "commands", "silo-d")[1]["state"] == "excluded"
     assert fedrep("readmit", "commands", "silo-d")[1]["state"] == "present"
-    assert fedrep("rollback", "commands", "--version", "1")[1]["model_version"] == 3
+    assert fedrep("rollback", "commands", "--to", "1")[1]["model_version"] == 3
     code, exported, _ = fedrep("export", "commands", str(tmp_path / "model.safetensors"), "--version", "2")
     assert (code, exported["version"]) == (0, 2)
     tensor = load_file(tmp_path / "model.safetensors")["layer.weight"]
@@ -93,7 +93,7 @@ def test_refusals_are_one_sentence_and_an_exit_code(server: LiveServer, fedrep: 
         ("already a run named", write_run(tmp_path, "refused"), "admin"),
         ("no run named", ("show", "nobody"), "admin"),
         ("no silo named", ("exclude", "refused", "nobody"), "admin"),
-        ("not kept on this server", ("rollback", "refused", "--version", "9"), "admin"),
+        ("not kept on this server", ("rollback", "refused", "--to", "9"), "admin"),
         ("viewer", ("stop", "refused"), "viewer"),
         ("Enrol first", ("list",), "nobody"),
         ("quorum", write_run(tmp_path, "other", quorum="2"), "admin"),

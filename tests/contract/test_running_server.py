@@ -13,6 +13,7 @@ import pytest
 
 from fedrep.errors import StoreUnavailableError
 from fedrep.protocol.manifests import SiloName
+from fedrep.wire import codec
 from fedrep.wire.v1 import federation_pb2 as pb
 from fedrep.wire.v1.federation_pb2_grpc import FederationServiceStub
 from fedrep_runtime.run_config import StopConfig
@@ -271,6 +272,7 @@ def test_what_cannot_be_written_is_refused_and_can_be_asked_again(
     silo.join(run_name)
     before = server.snapshot(run_name)
     driver = server.driver(run_name)
+    kept, order = driver.records.model(0), codec.rollback_from_wire(server.rollback_request(run_name, 0).order)
     with monkeypatch.context() as broken:
         for name in ("append_events", "save_progress", "set_run_state"):
             broken.setattr(store, name, full)
@@ -279,7 +281,7 @@ def test_what_cannot_be_written_is_refused_and_can_be_asked_again(
             lambda: driver.leave(first),
             lambda: driver.pause("look"),
             lambda: driver.exclude(first, "admin", ""),
-            lambda: server.running.coordinator.roll_back(driver, 0),
+            lambda: driver.roll_back(kept, order),
         ]
         for change in changes:
             with pytest.raises(StoreUnavailableError):

@@ -38,6 +38,7 @@ from fedrep_identity.authority import CertificateAuthority
 from fedrep_identity.certificates import Credentials, Role
 from fedrep_runtime.observer_client import ObserverClient
 from fedrep_runtime.run_config import AggregatorConfig, DeadlineConfig, RunConfig, sign_run
+from fedrep_runtime.run_orders import rollback_request
 from fedrep_server.config import ServerSettings
 from fedrep_server.operations.app import RunningServer, start
 from fedrep_silo.config import ClientSettings
@@ -181,6 +182,16 @@ class Federation:
         response = await self._observe(lambda client: client.create_run(signed, config.options(""), vector))
         assert list(response.problems) == [], list(response.problems)
         return bytes(manifest.digest())
+
+    async def roll_back(self, version: int, run: str = "run") -> None:
+        """As `fedrep run rollback` does."""
+        admin = self.credentials("admin")
+
+        def signed(client: ObserverClient) -> None:
+            status = client.call("GetRun", pb.GetRunRequest(name=run))
+            client.call("RollBackRun", rollback_request(status, version, "admin", admin.chain, admin.signing_key))
+
+        await self._observe(signed)
 
     def not_waiting_for(self, silo: int, run: str = "run", *, in_rounds: Iterable[int] | None = None) -> None:
         """In these rounds (in all, when none is named) the propose deadline passes as soon as everybody else has proposed, in

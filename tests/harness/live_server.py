@@ -21,6 +21,7 @@ from fedrep.wire.v1 import observer_pb2
 from fedrep_identity.certificates import Credentials
 from fedrep_runtime.observer_client import ObserverClient
 from fedrep_runtime.run_config import AggregatorConfig, DeadlineConfig, RunConfig, sign_run
+from fedrep_runtime.run_orders import rollback_request
 from fedrep_runtime.status import reason_of
 from fedrep_runtime.tls import channel_options, client_channel_credentials
 from fedrep_server.config import ServerSettings
@@ -135,6 +136,12 @@ class LiveServer:
     def create_run(self, name: str, **options: Any) -> bytes:
         return create_run(self.people, self.address, name, **options)
 
+    def rollback_request(self, run: str, version: int, signer: str = "admin") -> observer_pb2.RollBackRunRequest:
+        client, own = self.observer(), self.people.credentials[signer]
+        status = client.call("GetRun", observer_pb2.GetRunRequest(name=run))
+        client.close()
+        return rollback_request(status, version, own.identity.name, own.chain, own.signing_key)
+
     def snapshot(self, run: str) -> Mapping[str, Any]:
         """Everything the store and the driver hold about a run. Equal before and after means: nothing has changed."""
         store = self.running.coordinator.store
@@ -152,6 +159,7 @@ class LiveServer:
             "statements": [store.statements(run, number) for number in range(driver.last_round + 2)],
             "runs": [known.name for known in store.runs()],
             "state": (driver.state, driver.state_reason, driver.last_round, driver.clip_range, driver.attendance),
+            "rollback": driver.rollback,
             "model": (driver.model.state.hash, driver.model.state.version),
         }
         if driver.open is not None:

@@ -296,8 +296,8 @@ class Federation:
 
     def answer_join(self, silo: Silo, signed: SignedRoundManifest | None) -> None:
         """Whatever the silo asks until it stands in the round, or waits for one."""
-        name, last = self.model.state.name, self.round_number
-        joined = Joined(self.signed_run(), signed, name, "running", b"server", last, 1, self.rollback)
+        state, order = self.model.state.name, self.rollback
+        joined = Joined(self.signed_run(), signed, state, "running", b"server", self.round_number, 1, order)
         player = silo.player
         while player.waits_for(Join):
             silo.answer(Join, joined)

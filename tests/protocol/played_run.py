@@ -6,13 +6,16 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, cast
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fedrep.protocol.announcement import Dice
 from fedrep.protocol.attendance import Attendance
 from fedrep.protocol.clip_range import ClipRange
 from fedrep.protocol.goals import Goals, Totals
 from fedrep.protocol.manifests import RosterEntry, RoundManifest, RunManifest, SignedRoundManifest, SiloName, session_key_message
-from fedrep.protocol.messages import DeadlinePassed, Event, Outcome, Phase, Update
-from fedrep.protocol.model_state import ServerModel
+from fedrep.protocol.messages import DeadlinePassed, Event, Outcome, Phase, SignedRollback, Update, rollback_message
+from fedrep.protocol.model_state import ServerModel, model_hash
 from fedrep.protocol.round_effects import Noted
 from fedrep.protocol.run_effects import (
     Announced,
@@ -29,11 +32,11 @@ from fedrep.protocol.run_effects import (
     Save,
     SetTimer,
 )
-from fedrep.protocol.run_events import Counted, Joined, Restarted, RoundDue, RunEvent, Saved, TimedOut
+from fedrep.protocol.run_events import Counted, Joined, Restarted, RollBack, RoundDue, RunEvent, Saved, TimedOut
 from fedrep.protocol.run_progress import RunProgress, RunState
 from fedrep.protocol.server_round import ServerRound
 from fedrep.protocol.server_run import ServerRun
-from tests.protocol.federation import Federation, Silo, fingerprint_of
+from tests.protocol.federation import ADMIN, Federation, Silo, fingerprint_of
 
 
 class Disk(Protocol):
@@ -63,6 +66,7 @@ class MemoryDisk:
     attendance: Attendance
     clip_range: ClipRange
     files: dict[int, ServerModel]
+    rollback: SignedRollback | None = None
     updates: dict[int, Update] = field(default_factory=dict)
     lines: list[Noted] = field(default_factory=list)
 
@@ -111,11 +115,12 @@ class MemoryDisk:
 
     def _keep(self, now: RunProgress) -> None:
         self.last_round, self.version = now.last_round, now.model.state.version
-        self.attendance, self.clip_range = now.attendance, now.clip_range
+        self.attendance, self.clip_range, self.rollback = now.attendance, now.clip_range, now.rollback
 
     def read(self) -> tuple[RunProgress, int]:
         model = self.files[self.version]
-        return RunProgress(self.state, self.reason, self.last_round, model, self.attendance, self.clip_range), self.open_round
+        progress = RunProgress(self.state, self.reason, self.last_round, model, self.attendance, self.clip_range)
+        return replace(progress, rollback=self.rollback), self.open_round
 
     def update(self, number: int) -> Update | None:
         return self.updates.get(number)
@@ -225,12 +230,19 @@ class PlayedRun(Federation):
             silo = self.silos[name]
             self.interpreter.tell(Joined(self.entry(silo), silo.signing_key.verify_key))
 
+    def rollback_to(self, version: int, vector: NDArray[np.float32], /, **changes: Any) -> RollBack:
+        """As an admin's call brings it; whose signature it bears was checked before the machine hears of it."""
+        following = self.interpreter.machine.progress.model.state.version + 1
+        signature = ADMIN.sign(rollback_message(self.run.digest(), following, model_hash(vector)))
+        order = SignedRollback(self.run.digest(), following, model_hash(vector), "ada", b"admin", signature)
+        return RollBack(version, vector, replace(order, **changes))
+
     def open_round(self, roster: Iterable[SiloName] | None = None) -> RoundManifest:
         assert roster is None, "who takes part is the run's own decision"
         self.interpreter.tell(RoundDue())
         opened = self.interpreter.machine.open
         assert opened is not None
-        self.model = self.interpreter.machine.progress.model
+        self.model, self.rollback = self.interpreter.machine.progress.model, self.interpreter.machine.progress.rollback
         self.manifest = opened.signed.manifest
         self.round_number = self.manifest.round
         self.server = cast(ServerRound, Routed(self.interpreter, opened.machine))

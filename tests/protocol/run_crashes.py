@@ -48,7 +48,7 @@ def play_commands(run: PlayedRun) -> None:
     run.play_all()
     run.interpreter.command(Exclude(first, "ada"))
     run.play_all()
-    run.interpreter.command(RollBack(0, vector))
+    run.interpreter.command(run.rollback_to(0, vector))
     run.interpreter.command(Pause("look"))
     run.interpreter.command(Resume())
     run.play_all()
@@ -103,6 +103,8 @@ def _check_commands(heard: tuple[Told, ...], again: Interpreter) -> None:
     state = None
     for told in heard:
         match told:
+            case RollBack():
+                assert progress.rollback == told.order, "silos that come later need it"
             case Exclude():
                 assert told.silo in progress.attendance.excluded
             case Pause():

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from fedrep.errors import FedrepError, OutOfPhaseError, UnknownSiloError, WrongRoundError
 from fedrep.protocol.goals import Totals
-from fedrep.protocol.manifests import SiloName
+from fedrep.protocol.manifests import RoundManifest, RunHash, SiloName
 from fedrep.protocol.messages import Aborted, Outcome, Phase
 from fedrep.protocol.run_effects import (
     Announced,
@@ -36,7 +38,6 @@ from fedrep.protocol.run_events import (
     Readmit,
     Restarted,
     Resume,
-    RollBack,
     RoundDue,
     RunEvent,
     Saved,
@@ -128,7 +129,7 @@ def test_a_save_that_failed_changed_nothing_and_is_asked_for_again() -> None:
     machine = run.interpreter.machine
     before = machine.progress
     commands: list[RunEvent] = [RoundDue(), Pause("look"), Exclude(names_of(run)[0], "admin"), Left(names_of(run)[0]), Stop("")]
-    for event in (*commands, RollBack(0, before.model.state.vector)):
+    for event in (*commands, run.rollback_to(0, before.model.state.vector)):
         for _ in range(2):
             machine.receive(event)
             assert machine.progress is before
@@ -406,7 +407,7 @@ def test_an_older_model_comes_back_as_a_new_version_without_residual() -> None:
     run.play_all()
     machine = run.interpreter.machine
     assert np.any(machine.progress.model.residual)
-    [save] = machine.receive(RollBack(0, first))
+    [save] = machine.receive(run.rollback_to(0, first))
     assert isinstance(save, KeepModel)
     machine.receive(Saved(save))
     model = machine.progress.model
@@ -423,7 +424,45 @@ def test_the_model_is_not_rolled_back_under_an_open_round() -> None:
     run.join()
     run.open_round()
     with pytest.raises(OutOfPhaseError):
-        run.interpreter.machine.receive(RollBack(0, run.model.state.vector))
+        run.interpreter.machine.receive(run.rollback_to(0, run.model.state.vector))
+
+
+def test_a_silo_that_missed_the_rounds_after_a_rollback_goes_on_once_it_sees_the_order() -> None:
+    """Its own updates do not lead to the newer model, and it heard of every round: without the order it would stop."""
+    run = PlayedRun.of(6, buffer_size=3, min_survivors=2, colluders=0, quorum=5)
+    assert isinstance(run, PlayedRun)
+    run.serve(MemoryDisk.of(run.run, run.model))
+    first = run.model.state.vector
+    away = names_of(run)[0]
+    run.play_all()
+    run.interpreter.tell(Exclude(away, "ada"))
+    run.interpreter.tell(run.rollback_to(0, first))
+    opened = run.open_round
+
+    def before_an_onlooker(roster: Iterable[SiloName] | None = None) -> RoundManifest:
+        manifest = opened(roster)
+        run.announce(run.silos[away])
+        return manifest
+
+    run.open_round = before_an_onlooker  # type: ignore[method-assign]
+    assert run.play_all().outcome is Outcome.APPLIED
+    run.open_round = opened  # type: ignore[method-assign]
+    run.interpreter.tell(Readmit(away, "ada"))
+    assert away in run.play_all().evidence.survivors.names()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [({"run": RunHash(b"other")}, "WRONG_RUN"), ({"version": 2}, "MODEL_MOVED"), ({"model_hash": bytes(32)}, "WRONG_MODEL")],
+)
+def test_a_rollback_that_says_something_else_than_what_would_happen_is_refused(change: dict[str, Any], reason: str) -> None:
+    run = four()
+    machine = run.interpreter.machine
+    before = machine.progress
+    with pytest.raises(FedrepError) as refused:
+        machine.receive(run.rollback_to(0, run.model.state.vector, **change))
+    assert refused.value.reason == reason
+    assert machine.progress is before
 
 
 def test_excluding_and_readmitting_are_on_disk() -> None:

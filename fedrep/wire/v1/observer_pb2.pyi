@@ -392,12 +392,14 @@ class ReadmitSiloResponse(_message.Message):
     def __init__(self, silo: _Optional[_Union[SiloStatus, _Mapping]] = ...) -> None: ...
 
 class RollBackRunRequest(_message.Message):
-    __slots__ = ("name", "version")
+    __slots__ = ("name", "version", "order")
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: int
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[int] = ...) -> None: ...
+    order: _federation_pb2.SignedRollback
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[int] = ..., order: _Optional[_Union[_federation_pb2.SignedRollback, _Mapping]] = ...) -> None: ...
 
 class RollBackRunResponse(_message.Message):
     __slots__ = ("summary",)

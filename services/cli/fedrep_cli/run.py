@@ -14,7 +14,7 @@ import typer
 from google.protobuf.json_format import MessageToDict
 from rich.table import Column, Table
 
-from fedrep.errors import SettingsError
+from fedrep.errors import RefusedError, SettingsError
 from fedrep.privacy import shown
 from fedrep.protocol.model_state import model_hash
 from fedrep.wire.v1 import observer_pb2 as pb
@@ -25,6 +25,7 @@ from fedrep_identity.certificates import Credentials
 from fedrep_runtime.observer_client import ObserverClient
 from fedrep_runtime.proxy import take_capitals
 from fedrep_runtime.run_config import RunConfig, sign_run
+from fedrep_runtime.run_orders import rollback_request
 from fedrep_runtime.settings import load_settings
 from fedrep_trainers.layout import read_model
 
@@ -41,6 +42,7 @@ Reason = Annotated[str, typer.Option("--reason", help="Shown to everyone.")]
 LOCAL = "localhost:8550"
 AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)
 AWAY_SECONDS = 1.0
+ROLLBACK_TRIES = 5
 FOLDER = Path("credentials")
 
 
@@ -198,13 +200,23 @@ def readmit(name: Name, silo: Silo, server: Server = LOCAL, identity: Identity =
 @app.command()
 def rollback(
     name: Name,
-    version: Annotated[int, typer.Option("--version", help="A kept version (see fedrep run show).")],
+    version: Annotated[int, typer.Option("--to", "--version", help="A kept version (see fedrep run show).")],
     server: Server = LOCAL,
     identity: Identity = FOLDER,
     as_json: Json = False,
 ) -> None:
-    """Go on from an older model."""
-    _steer("RollBackRun", pb.RollBackRunRequest(name=name, version=version), server, identity, as_json)
+    """Go on from an older model; signed on your machine, since silos take it from nobody else."""
+    with connected(server, identity) as (client, credentials):
+        signer = (credentials.identity.name, credentials.chain, credentials.signing_key)
+        for tries_left in reversed(range(ROLLBACK_TRIES)):
+            status = client.call("GetRun", pb.GetRunRequest(name=name))
+            try:
+                response = client.call("RollBackRun", rollback_request(status, version, *signer))
+                break
+            except RefusedError as error:  # a round was applied after the run was asked for
+                if error.reason != "MODEL_MOVED" or not tries_left:
+                    raise
+    _emit_state(_plain(response), as_json)
 
 
 @app.command()
@@ -241,6 +253,10 @@ def _exported_text(result: Any) -> str:
 def _steer(method: str, request: Any, server: str, identity: Path, as_json: bool) -> None:
     with connected(server, identity) as (client, _):
         response = _plain(client.call(method, request))
+    _emit_state(response, as_json)
+
+
+def _emit_state(response: dict[str, Any], as_json: bool) -> None:
     body = next(iter(response.values()))
     emit(body, as_json, lambda r: f"{r['name']}: {r['state']}" + (f" ({r['state_reason']})" if r.get("state_reason") else ""))
 

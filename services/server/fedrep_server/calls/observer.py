@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import AsyncIterator
 from typing import Any
 
-from fedrep.errors import NotFoundError
+from fedrep.errors import InvalidInputError, NotFoundError
 from fedrep.protocol.manifests import SiloName
 from fedrep.wire import codec
 from fedrep.wire.chunks import Assembler, cut_into_chunks
@@ -128,7 +128,13 @@ class ObserverServicer(observer_pb2_grpc.ObserverServiceServicer):
 
     async def RollBackRun(self, request: pb.RollBackRunRequest, context: Context) -> pb.RollBackRunResponse:
         driver = self._run(request.name)
-        await self._coordinator.roll_back(driver, request.version)
+        if not request.HasField("order"):
+            raise InvalidInputError(
+                "silos take an older model only with an admin's signature, and this request has none: use "
+                "`fedrep run rollback`, which signs on your machine",
+                reason="NOT_SIGNED",
+            )
+        await self._coordinator.roll_back(driver, request.version, codec.rollback_from_wire(request.order), caller())
         return pb.RollBackRunResponse(summary=await self._summary(driver))
 
     async def DownloadModel(self, request: pb.DownloadModelRequest, context: Context) -> AsyncIterator[pb.DownloadModelResponse]:

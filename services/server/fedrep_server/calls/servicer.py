@@ -57,6 +57,8 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
             evaluation_interval=driver.records.options.evaluation_interval,
             protocol_version=codec.PROTOCOL_VERSION,
         )
+        if driver.rollback is not None:
+            response.rollback.CopyFrom(codec.rollback_to_wire(driver.rollback))
         if driver.open is not None:
             response.round.CopyFrom(codec.signed_round_to_wire(driver.open.signed))
         return response

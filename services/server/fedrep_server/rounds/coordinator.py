@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import structlog
@@ -14,10 +15,12 @@ from fedrep.errors import ConflictError, CryptoError, InvalidInputError, NotFoun
 from fedrep.protocol.announcement import Dice
 from fedrep.protocol.goals import Goals
 from fedrep.protocol.manifests import SignedRunManifest, run_manifest_message
+from fedrep.protocol.messages import SignedRollback
 from fedrep.protocol.model_state import ServerModel
 from fedrep.protocol.preflight import preflight
 from fedrep.protocol.run_events import Restarted
 from fedrep.protocol.run_progress import RunProgress
+from fedrep.protocol.server_rules import check_rollback_signature
 from fedrep.protocol.server_run import ServerRun
 from fedrep.wire import codec
 from fedrep.wire.v1 import federation_pb2 as pb
@@ -215,9 +218,11 @@ class Coordinator:
         self._problems[reporter] = number, (count + 1 if number == latest else 1)
         return True
 
-    async def roll_back(self, driver: RunDriver, version: int) -> None:
-        kept = await asyncio.to_thread(driver.records.model, version)
-        await driver.roll_back(version, kept.vector)
+    async def roll_back(self, driver: RunDriver, version: int, order: SignedRollback, admin: PeerCertificate) -> None:
+        """Silos are shown the certificate that was verified here, whatever came with the order."""
+        check_rollback_signature(order, admin.verify_key)
+        order = replace(order, admin=admin.identity.name, certificate=admin.chain)
+        await driver.roll_back(await asyncio.to_thread(driver.records.model, version), order)
 
 
 def _name_taken(name: str) -> ConflictError:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -84,9 +84,11 @@ class Interpreter:
         return self._gathering is not None and not self._gathering.done()
 
     @carried_through
-    async def tell(self, *events: RunEvent) -> None:
-        """In this order, and nothing else in between."""
+    async def tell(self, *events: RunEvent, provided: Callable[[], None] | None = None) -> None:
+        """In this order, and nothing else in between; none of them if `provided` raises."""
         async with self.lock:
+            if provided is not None:
+                provided()
             for event in events:
                 await self._receive(event)
 

@@ -151,6 +151,7 @@ class RunRecords:
             clip_range.quiet,
             attendance,
             self.buffer_seed,
+            codec.rollback_to_wire(progress.rollback).SerializeToString() if progress.rollback is not None else None,
         )
 
     def read(self, stored: StoredRun) -> RunProgress:
@@ -164,6 +165,7 @@ class RunRecords:
             ServerModel(ModelState(file.vector, file.version, file.hash, file.chain), file.residual),
             attendance_from_json(kept.attendance),
             ClipRange(kept.clip_range, kept.clip_quiet),
+            rollback=codec.rollback_from_wire(pb.SignedRollback.FromString(kept.rollback)) if kept.rollback else None,
         )
 
     def prune_models(self, stored: StoredRun) -> None:

@@ -8,9 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import structlog
-from numpy.typing import NDArray
 
 from fedrep.errors import OutOfPhaseError
 from fedrep.protocol.attendance import Attendance
@@ -25,6 +23,7 @@ from fedrep.protocol.messages import (
     Proposal,
     Reveal,
     Signatures,
+    SignedRollback,
     Statement,
     Submission,
     SurvivorSet,
@@ -51,6 +50,7 @@ from fedrep.protocol.server_run import ServerRun
 from fedrep.secagg.keys import VerifyKey
 from fedrep_server.config import ServerSettings
 from fedrep_server.rounds.interpreter import Interpreter, RoundListener
+from fedrep_server.rounds.model_store import StoredModel
 from fedrep_server.rounds.records import RunRecords
 from fedrep_server.rounds.traffic import TrafficCounter
 
@@ -115,6 +115,11 @@ class RunDriver:
     @property
     def attendance(self) -> Attendance:
         return self.machine.progress.attendance
+
+    @property
+    def rollback(self) -> SignedRollback | None:
+        """The latest that an admin signed: silos that come back later need it too."""
+        return self.machine.progress.rollback
 
     @property
     def clip_range(self) -> ClipRange:
@@ -189,9 +194,13 @@ class RunDriver:
     async def readmit(self, silo: SiloName, admin: str) -> None:
         await self._interpreter.tell(Readmit(silo, admin))
 
-    async def roll_back(self, version: int, vector: NDArray[np.float32]) -> None:
-        """The open round is skipped, the older parameters become a new version."""
-        await self._interpreter.tell(Aborted("the run was rolled back"), RollBack(version, vector))
+    async def roll_back(self, kept: StoredModel, order: SignedRollback) -> None:
+        """The open round is skipped, the older parameters become a new version. The order's signature was verified before."""
+        await self._interpreter.tell(
+            Aborted("the run was rolled back"),
+            RollBack(kept.version, kept.vector, order),
+            provided=lambda: self.machine.check_rollback(order, kept.hash),
+        )
 
     async def shut_down(self, grace: float) -> None:
         """Let the open round end within the grace period, else skip it; start no other."""

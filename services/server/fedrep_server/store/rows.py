@@ -14,7 +14,7 @@ from fedrep.protocol.messages import Outcome
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What the next round starts from. `attendance` is plain JSON (see `attendance_to_json`)."""
+    """What the next round starts from. `attendance` is plain JSON (see `attendance_to_json`), `rollback` serialised protobuf."""
 
     last_round: int
     model_version: int
@@ -24,6 +24,7 @@ class Progress:
     clip_quiet: int
     attendance: Mapping[str, Any]
     buffer_seed: bytes
+    rollback: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -129,6 +129,7 @@ def _stored(row: Row[Any]) -> StoredRun:
         row.clip_quiet,
         row.attendance,
         row.buffer_seed,
+        row.rollback,
     )
     return StoredRun(
         row.name, row.hash, row.manifest, row.options, row.state, row.reason, row.created_at, progress, row.open_round

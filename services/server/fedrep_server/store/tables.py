@@ -68,6 +68,7 @@ runs = Table(
     _number("bytes_up"),
     _number("bytes_down"),
     _number("last_event"),
+    Column("rollback", LargeBinary),
     UniqueConstraint("hash", name="runs_hash"),
 )
 
