@@ -68,7 +68,7 @@ def every_moment(silence: Silence) -> None:
 
 FORGOTTEN = {
     "_propose": "nobody",
-    "_watch": "nobody",
+    "_abstain": "nobody",
     "_agree": "nobody",
     "_reveal": "two reveal nothing",
     "_renounce": "two confirm nothing",
@@ -90,7 +90,7 @@ def test_a_save_that_is_forgotten_is_found_out(action: str, monkeypatch: pytest.
             return careful(machine, *arguments)
 
     monkeypatch.setattr(SiloMachine, action, careless)
-    if action == "_watch":  # a silo that only holds shares
+    if action == "_abstain":  # a silo that only holds shares
         monkeypatch.setattr(Policy, "trains_at", lambda *_: False)
     with pytest.raises(AssertionError):
         every_moment(SILENCES[FORGOTTEN[action]])
