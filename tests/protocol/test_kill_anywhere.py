@@ -6,19 +6,18 @@ its word, pays for what it sent, contributes no value twice, and comes back.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
 
 from fedrep.protocol.manifests import SiloName
-from fedrep.protocol.messages import Confirmation, Outcome, Phase, Proposal, Reveal, Statement, Submission, Update
+from fedrep.protocol.messages import Abstention, Confirmation, Outcome, Phase, Proposal, Reveal, Statement, Submission, Update
 from fedrep.protocol.silo_effects import GetConsensus, GetUpdate, Save
 from fedrep.protocol.silo_machine import SiloMachine
-from fedrep.protocol.silo_rules import Policy
 from fedrep.protocol.silo_table import Phase as SiloPhase
 from tests.protocol.federation import Federation, Silo
-from tests.protocol.theatre import Silence, Theatre
+from tests.protocol.theatre import Failures, Silence, Theatre
 
 ROUNDS = 3
 VICTIM = 0
@@ -29,8 +28,16 @@ def federation() -> Federation:
     return Federation.of(4, parameters=16, coordinates=8, buffer_size=2, quorum=3, seed=5)
 
 
-def told(fuse: int | None, silence: Silence, *, last_words: bool = False) -> Theatre:
-    stage = Theatre(federation(), silence, deliver_last_words=last_words)
+@dataclass(frozen=True)
+class Story:
+    """Who falls silent, and whose training fails."""
+
+    silence: Silence = field(default_factory=dict)
+    failures: Failures = ()
+
+
+def told(fuse: int | None, story: Story, *, last_words: bool = False) -> Theatre:
+    stage = Theatre(federation(), story.silence, failures=story.failures, deliver_last_words=last_words)
     victim = list(stage.federation.silos.values())[VICTIM]
     victim.player.moments = 0
     victim.player.fuse = fuse
@@ -38,37 +45,38 @@ def told(fuse: int | None, silence: Silence, *, last_words: bool = False) -> The
     return stage
 
 
-MATE, OTHER = federation().run.silos[1:3]
-SILENCES: dict[str, Silence] = {
-    "nobody": {},
-    "one proposes nothing": {(2, OTHER): Phase.PROPOSE},
-    "one submits nothing": {(2, MATE): Phase.SUBMIT},
-    "two submit nothing": {(2, MATE): Phase.SUBMIT, (2, OTHER): Phase.SUBMIT},
-    "two confirm nothing": {(2, MATE): Phase.CONFIRM, (2, OTHER): Phase.CONFIRM},
-    "two reveal nothing": {(2, MATE): Phase.REVEAL, (2, OTHER): Phase.REVEAL},
+NAME, MATE, OTHER = federation().run.silos[:3]
+STORIES = {
+    "nobody": Story(),
+    "one proposes nothing": Story({(2, OTHER): Phase.PROPOSE}),
+    "one submits nothing": Story({(2, MATE): Phase.SUBMIT}),
+    "two submit nothing": Story({(2, MATE): Phase.SUBMIT, (2, OTHER): Phase.SUBMIT}),
+    "two confirm nothing": Story({(2, MATE): Phase.CONFIRM, (2, OTHER): Phase.CONFIRM}),
+    "two reveal nothing": Story({(2, MATE): Phase.REVEAL, (2, OTHER): Phase.REVEAL}),
+    "it abstains": Story(failures={(2, NAME)}),
 }
 
 
-@pytest.mark.parametrize("silence", SILENCES.values(), ids=SILENCES)
-def test_a_silo_killed_at_any_moment_breaks_no_promise(silence: Silence) -> None:
+@pytest.mark.parametrize("story", STORIES.values(), ids=STORIES)
+def test_a_silo_killed_at_any_moment_breaks_no_promise(story: Story) -> None:
     """Its last message is lost with it, or arrives all the same: both are played."""
-    every_moment(silence)
+    every_moment(story)
 
 
-def every_moment(silence: Silence) -> None:
-    untouched = told(None, silence)
+def every_moment(story: Story) -> None:
+    untouched = told(None, story)
     moments = untouched.federation.silos[untouched.federation.run.silos[VICTIM]].player.moments
     assert moments > 60
     for fuse in range(moments):
-        stage = told(fuse, silence)
+        stage = told(fuse, story)
         breaks_no_promise(stage)
         if stage.last_words:
-            breaks_no_promise(told(fuse, silence, last_words=True))
+            breaks_no_promise(told(fuse, story, last_words=True))
 
 
 FORGOTTEN = {
     "_propose": "nobody",
-    "_abstain": "nobody",
+    "_abstain": "it abstains",
     "_agree": "nobody",
     "_reveal": "two reveal nothing",
     "_renounce": "two confirm nothing",
@@ -90,10 +98,8 @@ def test_a_save_that_is_forgotten_is_found_out(action: str, monkeypatch: pytest.
             return careful(machine, *arguments)
 
     monkeypatch.setattr(SiloMachine, action, careless)
-    if action == "_abstain":  # a silo that only holds shares
-        monkeypatch.setattr(Policy, "trains_at", lambda *_: False)
     with pytest.raises(AssertionError):
-        every_moment(SILENCES[FORGOTTEN[action]])
+        every_moment(STORIES[FORGOTTEN[action]])
 
 
 def breaks_no_promise(stage: Theatre) -> None:
@@ -109,17 +115,17 @@ def breaks_no_promise(stage: Theatre) -> None:
 
 
 def says_nothing_twice(silo: Silo) -> None:
-    """One proposal, submission, confirmation and reveal per round, over all its lives; rounds only go up."""
-    for kind in (Proposal, Submission, Confirmation, Reveal):
+    """One proposal or abstention, submission, confirmation and reveal per round, over all its lives; rounds only go up."""
+    for kind in (Proposal | Abstention, Submission, Confirmation, Reveal):
         rounds = [message.round for message in silo.player.wire if isinstance(message, kind)]
-        assert rounds == sorted(set(rounds)), (kind.__name__, rounds)
+        assert rounds == sorted(set(rounds)), (kind, rounds)
 
 
 def had_it_on_disk_first(silo: Silo) -> None:
     for message, disk in zip(silo.player.wire, silo.player.disk_when_said, strict=True):
         journal, pending = disk.journal, disk.memory.pending
         match message:
-            case Proposal() | GetConsensus() | Confirmation():
+            case Proposal() | Abstention() | GetConsensus() | Confirmation():
                 assert journal.last_round == message.round
             case Submission():
                 assert pending is not None

@@ -6,7 +6,7 @@ killed at any moment of its player's fuse and started again over what its disk h
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedrep.errors import FedrepError, OutOfPhaseError
 from fedrep.protocol.manifests import SignedRoundManifest, SignedRunManifest, SiloName
-from fedrep.protocol.messages import Confirmation, Phase, Proposal, Reveal, Statement, Submission, Update
+from fedrep.protocol.messages import Abstention, Confirmation, Phase, Proposal, Reveal, Statement, Submission, Update
 from fedrep.protocol.silo_effects import (
     Accepted,
     Answer,
@@ -32,21 +32,34 @@ from fedrep.protocol.silo_effects import (
     Refusal,
     Request,
     Trained,
+    TrainingFailed,
 )
 from fedrep.protocol.silo_table import Phase as SiloPhase
 from tests.protocol.federation import Federation, Silo, fingerprint_of
 from tests.protocol.player import Killed
 
 Silence = Mapping[tuple[int, SiloName], Phase]
+Failures = Collection[tuple[int, SiloName]]
 ORDER = list(Phase)
 
 
 class Theatre:
-    """`federation` holds server and silos; `deliver_last_words` says whether a killed silo's last message still arrives."""
+    """`federation` holds server and silos; `deliver_last_words` says whether a killed silo's last message still arrives.
 
-    def __init__(self, federation: Federation, silence: Silence | None = None, *, deliver_last_words: bool = False) -> None:
+    In the rounds of `failures` a silo's training fails, and it abstains.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        silence: Silence | None = None,
+        *,
+        failures: Failures = (),
+        deliver_last_words: bool = False,
+    ) -> None:
         self.federation = federation
         self.silence = dict(silence or {})
+        self.failures = frozenset(failures)
         self.updates: dict[int, Update] = {}
         self.results: list[Update] = []
         self.statements: dict[int, dict[SiloName, Statement]] = {}
@@ -102,7 +115,7 @@ class Theatre:
             return self._start_or_train(silo) or (bool(silo.player.waiting) and self._answer(silo, silo.player.waiting[0]))
         except Killed:
             self.killed_in.append(self.federation.round_number)
-            speech = Proposal | Submission | Confirmation | Reveal | GetUpdate
+            speech = Proposal | Abstention | Submission | Confirmation | Reveal | GetUpdate
             self.last_words = [message for message in silo.player.waiting[-1:] if isinstance(message, speech)]
             silo.player.restart()
             if self._deliver_last_words:
@@ -120,6 +133,9 @@ class Theatre:
             return True
         if player.train is not None:
             train, player.train = player.train, None
+            if (self.federation.round_number, silo.name) in self.failures:
+                player.feed(TrainingFailed(train.model.version, "no data today"))
+                return True
             self.trainings[silo.name].append(self.update_of(silo))
             player.feed(Trained(train.model.version, self.trainings[silo.name][-1], {}))
             return True
@@ -154,7 +170,7 @@ class Theatre:
                 return FetchedModel(federation.model.state.version, federation.model.state.vector)
             case GetCertificates():
                 return Certificates({fingerprint_of(name): name.encode() for name in federation.run.silos})
-            case Proposal() | Submission() | Reveal():
+            case Proposal() | Abstention() | Submission() | Reveal():
                 self._require_open(request.round)
                 federation.effects += federation.round.receive(request)
                 return Accepted()
