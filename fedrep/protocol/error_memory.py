@@ -16,7 +16,7 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrep.errors import CryptoError, InvalidInputError
+from fedrep.errors import CryptoError, InvalidInputError, NonFiniteError
 from fedrep.protocol.manifests import RunHash, SiloName
 from fedrep.protocol.messages import Evidence, Statement, SurvivorSet, statement_message
 from fedrep.protocol.silo_round import Submitted
@@ -98,7 +98,12 @@ class ErrorMemory:
     def contribution(self, training: int, version: int, update: NDArray[np.float32]) -> Contribution:
         if update.shape != self.residual.shape:
             raise InvalidInputError(f"the update has {update.shape} values, the error memory {self.residual.shape}")
-        return Contribution(training, version, self.residual + update)
+        with np.errstate(invalid="ignore", over="ignore"):
+            g = self.residual + update
+            total = g.sum(dtype=np.float64)  # one value that is not finite makes the sum so too
+        if not np.isfinite(total):
+            raise NonFiniteError("the update holds values that are no finite numbers")
+        return Contribution(training, version, g)
 
     def submitted(self, contribution: Contribution, submitted: Submitted, sent: NDArray[np.float32] | None = None) -> ErrorMemory:
         """Before SubmitMaskedShare, in one write: the worst case, and what is needed to mend it. `sent` differs in drills."""

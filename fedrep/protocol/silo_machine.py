@@ -450,9 +450,13 @@ class SiloMachine:
         assert held is not None
         if trained.version != manifest.model_version:
             return self._train(held)
+        try:
+            contribution = self.state.memory.contribution(self._trainings + 1, trained.version, trained.update)
+        except InvalidInputError as error:  # of another size, or not finite: no update at all
+            return self._count_failure(TrainingFailed(trained.version, str(error)))
         self._failures = 0
         self._trainings += 1
-        self._contribution = self.state.memory.contribution(self._trainings, trained.version, trained.update)
+        self._contribution = contribution
         self._trainer_after = trained.state
         return [Report(HasTrained(trained)), *self._propose()]
 

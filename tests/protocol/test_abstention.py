@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from fedrep.errors import ConflictError, CryptoError, FedrepError, OutOfPhaseError, UnknownSiloError, WrongRoundError
 from fedrep.protocol.attendance import MISSES_IN_A_ROW, Attendance
@@ -15,7 +16,7 @@ from fedrep.protocol.manifests import RunHash, SiloName, session_key_message
 from fedrep.protocol.messages import Abstention, Outcome, Phase, Proposal
 from fedrep.protocol.round_effects import PhaseStarted, RoundEnded
 from fedrep.protocol.seats import seats
-from fedrep.protocol.silo_effects import FailedTraining, GetConsensus, Moment, Problem, Report, TrainingFailed
+from fedrep.protocol.silo_effects import FailedTraining, GetConsensus, Moment, Problem, Report, Trained, TrainingFailed
 from fedrep.protocol.silo_machine import SiloMachine
 from fedrep.protocol.silo_rules import Policy
 from fedrep.protocol.silo_table import Phase as SiloPhase
@@ -240,6 +241,20 @@ def test_a_silo_whose_training_fails_abstains_and_tries_again_in_the_next_round(
     federation.finish()
     assert silo.player.stopped is not None
     assert "training failed 5 times in a row" in str(silo.player.stopped.error)
+
+
+@pytest.mark.parametrize(
+    "update", [np.full(64, np.nan), np.array([np.inf, -np.inf, *np.zeros(62)]), np.zeros(63), np.zeros((64, 1))]
+)
+def test_a_training_that_gives_no_vector_of_numbers_counts_as_failed(update: NDArray[np.float64]) -> None:
+    federation = Federation.of(5)
+    federation.open_round()
+    silo = federation.members[0]
+    silo.player.feed(Trained(0, update.astype(np.float32), {}))
+    assert any(isinstance(news, FailedTraining) for news in silo.player.news)
+    assert spoke(silo) == [Abstention]
+    assert silo.machine._contribution is None
+    federation.round.receive(silo.said(Abstention))
 
 
 def test_a_silo_that_abstains_pays_nothing_and_keeps_its_memory() -> None:
