@@ -32,6 +32,8 @@ class KeepState:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeepAttendance:
+    """Who may take part: whom an admin excluded, and the list of silos from some round on."""
+
     progress: RunProgress
     line: Noted
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrep.protocol.goals import Totals
-from fedrep.protocol.manifests import RosterEntry, SiloName
+from fedrep.protocol.manifests import RosterEntry, SignedRunManifest, SiloName
 from fedrep.protocol.messages import Aborted, Abstention, Confirmation, Phase, Proposal, Reveal, SignedRollback, Submission
 from fedrep.protocol.run_effects import Save
 from fedrep.secagg.keys import VerifyKey
@@ -83,6 +83,13 @@ class RollBack:
 
 
 @dataclass(frozen=True, slots=True)
+class Amend:
+    """Another list of silos from the next epoch on; the admin's signature was verified."""
+
+    signed: SignedRunManifest
+
+
+@dataclass(frozen=True, slots=True)
 class Counted:
     totals: Totals
 
@@ -123,6 +130,7 @@ RunEvent = (
     | Exclude
     | Readmit
     | RollBack
+    | Amend
     | Counted
     | CountUnknown
     | Restarted

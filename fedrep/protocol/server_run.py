@@ -13,7 +13,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedrep.errors import OutOfPhaseError, UnknownSiloError, WrongRoundError
+from fedrep.errors import NotFoundError, OutOfPhaseError, UnknownSiloError, WrongRoundError
+from fedrep.protocol.amendments import check_amendment
 from fedrep.protocol.announcement import Dice, announce, next_roster
 from fedrep.protocol.goals import Goals
 from fedrep.protocol.manifests import RosterEntry, RoundManifest, RunManifest, SignedRoundManifest
@@ -33,7 +34,7 @@ from fedrep.protocol.messages import (
     Update,
 )
 from fedrep.protocol.model_state import ServerModel
-from fedrep.protocol.round_closing import close_round, skip_after_restart
+from fedrep.protocol.round_closing import ClosedRound, close_round, skip_after_restart
 from fedrep.protocol.round_effects import Noted, PhaseStarted, RoundEnded
 from fedrep.protocol.run_effects import (
     Announced,
@@ -52,6 +53,7 @@ from fedrep.protocol.run_effects import (
     SetTimer,
 )
 from fedrep.protocol.run_events import (
+    Amend,
     Counted,
     CountUnknown,
     Exclude,
@@ -92,7 +94,7 @@ class ServerRun:
     """`sign` puts the server's signature under a round's manifest; `progress` and `open` change as events are received."""
 
     def __init__(self, rules: RunManifest, progress: RunProgress, dice: Dice, sign: Sign, goals: Goals) -> None:
-        self.rules = rules
+        self._first = rules
         self.progress = progress
         self.open: OpenedRound | None = None
         self.latest: Update | None = None
@@ -100,6 +102,21 @@ class ServerRun:
         self._sign = sign
         self._goals = goals
         self._asked: tuple[Save, RunProgress] | None = None
+
+    @property
+    def rules(self) -> RunManifest:
+        """The manifest in force: of the open round, or of the next one."""
+        in_force = self.progress.in_force
+        return in_force[-1].manifest if in_force else self._first
+
+    @property
+    def chain(self) -> tuple[RunManifest, ...]:
+        """All manifests that are or were in force, oldest first."""
+        return (self._first, *(signed.manifest for signed in self.progress.in_force))
+
+    def rules_of(self, number: int) -> RunManifest:
+        """What a round that was played was played under."""
+        return next(manifest for manifest in reversed(self.chain) if manifest.from_round <= number)
 
     def receive(self, event: RunEvent) -> list[RunEffect]:
         match event:
@@ -121,6 +138,8 @@ class ServerRun:
                 return self._change_attendance(event)
             case RollBack():
                 return self._roll_back(event)
+            case Amend():
+                return self._amend(event)
             case Counted():
                 return self._judge(event)
             case CountUnknown():
@@ -130,11 +149,20 @@ class ServerRun:
             case Saved():
                 return self._believe(event.save)
 
-    def check_allowed(self, silo: str) -> None:
-        if silo not in self.rules.silos:
+    def check_allowed(self, silo: str, run: bytes | None = None) -> None:
+        """By the manifest in force, or by that of hash `run`: who has left may still ask about rounds of its time."""
+        name, pending = self.rules.name, self.progress.pending
+        listing = [manifest for manifest in self.chain if silo in manifest.silos]
+        if self.rules in listing or any(manifest.digest() == run for manifest in listing):
+            return
+        if listing:
             raise UnknownSiloError(
-                f"run {self.rules.name!r} does not list {silo!r}; ask an admin of the federation", reason="NOT_ALLOWED"
+                f"an admin took {silo!r} off the list of run {name!r}; there is nothing left for it to do here",
+                reason="NOT_ALLOWED",
             )
+        if pending is not None and silo in pending.manifest.silos:
+            raise NotFoundError(f"run {name!r} lists {silo!r} from round {pending.manifest.from_round} on", reason="UNKNOWN_RUN")
+        raise UnknownSiloError(f"run {name!r} does not list {silo!r}; ask an admin of the federation", reason="NOT_ALLOWED")
 
     def check_rollback(self, order: SignedRollback, wanted: bytes) -> None:
         """Whether it says what would happen now: the model of hash `wanted` becomes the next version of this run."""
@@ -185,7 +213,7 @@ class ServerRun:
                 case Noted():
                     notes.append(replace(effect, round=manifest.round))
                 case RoundEnded(result):
-                    closed = close_round(self.rules, manifest, result, self.progress)
+                    closed = _amended(close_round(self.rules, manifest, result, self.progress))
                     return self._ask(CommitRound(closed, (*notes, closed.line())))
         return [*timers, *notes]
 
@@ -220,6 +248,9 @@ class ServerRun:
         number, roster = self._next_roster()
         if self.open is not None or state is None or len(roster) < self.rules.quorum:
             return []
+        amended = before.amended_for(number)
+        if amended is not before:  # the numbers in between wait out penalties, and are never given out
+            return self._ask(KeepAttendance(amended, _amended_line(amended)))
         manifest = announce(self.rules, before.model.state.name, before.clip_range, number, roster)
         keys = {entry.name: before.keys[entry.name] for entry in roster}
         rng = self._dice.generator("aggregate", number)
@@ -262,6 +293,27 @@ class ServerRun:
         line = Noted("rolled_back", text, round=self.progress.last_round)
         return self._ask(KeepModel(replace(self.progress, model=model, rollback=event.order), line))
 
+    def _amend(self, event: Amend) -> list[RunEffect]:
+        """One that waits for its epoch is replaced; nobody but the admins has heard of it."""
+        before, new = self.progress, event.signed.manifest
+        current = self.open.number if self.open is not None else before.last_round
+        if before.state.is_over:
+            raise OutOfPhaseError(f"run {self.rules.name!r} is {before.state.value} for good", reason="RUN_OVER")
+        check_amendment(self.rules, new)
+        if not current < new.from_round <= new.rounds:
+            raise OutOfPhaseError(
+                f"the list was signed for round {new.from_round}, and the run is in round {current} of {new.rounds}: sign it "
+                "again, and pause the run first if its rounds are faster than you",
+                reason="EPOCH_MOVED",
+            )
+        came, left = sorted(set(new.silos) - set(self.rules.silos)), sorted(set(self.rules.silos) - set(new.silos))
+        changes = [f"{', '.join(names)} {verb}" for names, verb in ((came, "added"), (left, "removed")) if names]
+        text = f"list of silos amended by {event.signed.admin} from round {new.from_round} on: {'; '.join(changes)}"
+        after = replace(before, amendments=(*before.in_force, event.signed))
+        if self.open is None:
+            after = after.amended_for(before.last_round + 1)
+        return self._ask(KeepAttendance(after, Noted("amended", text, severity="info", round=current)))
+
     def _judge(self, counted: Counted) -> list[RunEffect]:
         state = STATES.get((self.progress.state, Counted))
         reason = self._goals.reached(counted.totals, self.progress.last_round)
@@ -273,7 +325,7 @@ class ServerRun:
         self.progress = self.progress.after_restart()
         if event.open_round <= self.progress.last_round:
             return []
-        closed = skip_after_restart(self.rules, event.open_round, self.progress)
+        closed = _amended(skip_after_restart(self.rules, event.open_round, self.progress))
         return self._ask(CommitRound(closed, (closed.line(),)))
 
     def _ask(self, save: Save) -> list[RunEffect]:
@@ -299,7 +351,7 @@ class ServerRun:
 
     def _next_roster(self) -> tuple[int, tuple[RosterEntry, ...]]:
         now = self.progress
-        return next_roster(now.attendance, now.keys, now.last_round, self.rules.quorum)
+        return next_roster(now.attendance, now.keys, max(now.last_round, self.rules.from_round - 1), self.rules.quorum)
 
     def _gather(self, *, at_once: bool = False) -> list[RunEffect]:
         """A round starts when everyone is here, or a quorum is and has waited long enough for the rest."""
@@ -310,6 +362,16 @@ class ServerRun:
             return []
         everyone = len(roster) == len(set(self.rules.silos) - self.progress.attendance.excluded)
         return [Gather(at_once or everyone)]
+
+
+def _amended(closed: ClosedRound) -> ClosedRound:
+    """In the same save as the last round of an epoch the list of the next one comes into force."""
+    return replace(closed, progress=closed.progress.amended_for(closed.progress.last_round + 1))
+
+
+def _amended_line(progress: RunProgress) -> Noted:
+    manifest = progress.in_force[-1].manifest
+    return Noted("amended", f"the list of silos for round {manifest.from_round} is in force", severity="info")
 
 
 def _state_line(state: RunState, reason: str) -> Noted:

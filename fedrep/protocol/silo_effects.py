@@ -83,7 +83,10 @@ Request = Speech | Question
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """What Join tells: the run's rules, the latest model's name, and the open round, if there is one."""
+    """What Join tells: the run's rules, the latest model's name, and the open round, if there is one.
+
+    `predecessors` are the manifests before an amended one, oldest first.
+    """
 
     run: SignedRunManifest
     round: SignedRoundManifest | None
@@ -93,6 +96,7 @@ class Joined:
     last_round: int
     evaluation_interval: int
     rollback: SignedRollback | None = None
+    predecessors: tuple[SignedRunManifest, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from fedrep.errors import CryptoError, FedrepError, InvalidInputError, ProtocolError, RefusedError
 from fedrep.privacy import Ledger
+from fedrep.protocol.amendments import check_chain, first_of, followed_to
 from fedrep.protocol.clip_range import range_bits
 from fedrep.protocol.error_memory import Contribution, Fate, judge, opens
 from fedrep.protocol.manifests import RoundManifest, RunManifest, SignedRoundManifest, SiloName
@@ -240,16 +241,17 @@ class SiloMachine:
         except RefusedError as error:
             return [Report(RunRefused(run, joined.last_round, error)), *self._end(error)]
         journal, name = self.state.journal, run.digest().hex()
-        if journal.run not in ("", name):
-            raise RefusedError(
-                f"this silo's state belongs to another run; use a state folder of its own for run {run.name!r}",
-                reason="OTHER_RUN",
-            )
+        chain = (*(signed.manifest for signed in joined.predecessors), run)
         effects: Effects = []
         if not journal.run:  # a silo that comes back with a new folder still knows what it has spent
-            effects = [self._save(journal=replace(journal, run=name, ledger=self._own.ledgers.of(name)))]
+            origin = first_of(chain).digest().hex()
+            effects = [self._save(journal=replace(journal, run=name, origin=origin, ledger=self._own.ledgers.of(origin)))]
+        elif journal.run != name:
+            check_chain(journal.run, chain, journal.last_round)
+            effects = [self._save(journal=replace(journal, run=name, origin=journal.ledger_name))]
+            self._announced = False  # session keys are signed over the run
         self._run, self._server_certificate, self._waiting_since = run, joined.server_certificate, None
-        self._rollback = check_rollback(joined.rollback, run, self._own.trust, pinned)
+        self._rollback = check_rollback(joined.rollback, followed_to(chain), self._own.trust, pinned)
         if self._must_announce():
             return [*effects, *self._announce(Phase.ANNOUNCING)]
         return [*effects, Report(HasJoined(run, joined)), *self._go_on(joined.round, joined.state)]
@@ -269,6 +271,8 @@ class SiloMachine:
 
     def _has_joined(self, joined: Joined) -> Effects:
         assert self._run is not None
+        if joined.run.manifest != self._run:
+            return self._idle(FIRST_POLL_SECONDS)  # the list of silos changed between the two calls
         self._roster.joined()
         self._announced, self._lost = True, False
         effects: Effects = [Report(HasJoined(self._run, joined))]
@@ -319,6 +323,10 @@ class SiloMachine:
     def _start_round(self, signed: SignedRoundManifest) -> Effects:
         self.phase = Phase.IDLE  # a manifest nobody signed is no round to leave
         manifest = check_round_signature(signed, self._server_certificate, self._own.trust)
+        assert self._run is not None
+        if manifest.run != self._run.digest() and self._asked_about != manifest.round:
+            self._asked_about = manifest.round
+            return self._ask_for_news(None)  # an amended list has come into force
         self.part = Part(manifest)
         if self._own.name not in manifest.names:
             self._roster.absent()
@@ -416,7 +424,7 @@ class SiloMachine:
             self._contribution = None  # a late silo does not pile up stale updates
         if self._repeated_proposal() is None:
             try:
-                elsewhere = self._own.ledgers.elsewhere(self.state.journal.run)
+                elsewhere = self._own.ledgers.elsewhere(self.state.journal.ledger_name)
                 check_epsilon(manifest, self.state.journal.ledger, self._own.policy, elsewhere)
             except RefusedError as error:
                 self._stopping = error

@@ -29,7 +29,10 @@ TrainerState = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """`proposal` is the last I_k with what it was drawn for: (number of the training, k, alpha, coded coordinates as hex)."""
+    """`proposal` is the last I_k with what it was drawn for: (number of the training, k, alpha, coded coordinates as hex).
+
+    `run` is the hash of the manifest this silo has agreed to last, `origin` that of the first before any amendment.
+    """
 
     run: str = ""
     last_round: int = 0
@@ -37,6 +40,12 @@ class Journal:
     renounced: tuple[int, ...] = ()
     ledger: Ledger = field(default_factory=Ledger)
     proposal: tuple[int, int, float, str] | None = None
+    origin: str = ""
+
+    @property
+    def ledger_name(self) -> str:
+        """A run's ledger goes on under one name, whatever its list of silos becomes."""
+        return self.origin or self.run
 
     def entered(self, round_number: int) -> Journal:
         """Before the first message of a round, in any role."""

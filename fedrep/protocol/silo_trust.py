@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from fedrep.errors import CryptoError, RefusedError
@@ -57,10 +57,10 @@ def check_round_signature(signed: SignedRoundManifest, certificate: bytes, trust
 
 
 def check_rollback(
-    order: SignedRollback | None, run: RunManifest, trust: Trust, pinned: frozenset[bytes] | None = None
+    order: SignedRollback | None, runs: Sequence[RunManifest], trust: Trust, pinned: frozenset[bytes] | None = None
 ) -> SignedRollback | None:
-    """An order about this run that an admin signed; anything else is as good as none."""
-    if order is None or order.run != run.digest():
+    """An order about this run, under one of its manifests, that an admin signed; anything else is as good as none."""
+    if order is None or all(order.run != run.digest() for run in runs):
         return None
     try:
         admin = _admin(order.certificate, trust, pinned)

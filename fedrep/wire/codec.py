@@ -76,6 +76,14 @@ def signed_run_from_wire(wire: pb.SignedRunManifest) -> SignedRunManifest:
     return SignedRunManifest(run_manifest_from_wire(wire.manifest), wire.admin, wire.certificate, wire.signature)
 
 
+def amendments_to_wire(amendments: tuple[SignedRunManifest, ...], in_force: int) -> pb.Amendments:
+    return pb.Amendments(manifests=[signed_run_to_wire(signed) for signed in amendments], in_force=in_force)
+
+
+def amendments_from_wire(wire: pb.Amendments) -> tuple[tuple[SignedRunManifest, ...], int]:
+    return tuple(signed_run_from_wire(signed) for signed in wire.manifests), wire.in_force
+
+
 def round_manifest_to_wire(manifest: RoundManifest) -> pb.RoundManifest:
     fields = [field for field in RoundManifest.__dataclass_fields__ if field not in ("deadlines", "roster")]
     roster = [

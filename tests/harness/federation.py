@@ -38,7 +38,7 @@ from fedrep_identity.authority import CertificateAuthority
 from fedrep_identity.certificates import Credentials, Role
 from fedrep_runtime.observer_client import ObserverClient
 from fedrep_runtime.run_config import AggregatorConfig, DeadlineConfig, RunConfig, sign_run
-from fedrep_runtime.run_orders import rollback_request
+from fedrep_runtime.run_orders import amend_request, rollback_request
 from fedrep_server.config import ServerSettings
 from fedrep_server.operations.app import RunningServer, start
 from fedrep_silo.config import ClientSettings
@@ -190,6 +190,17 @@ class Federation:
         def signed(client: ObserverClient) -> None:
             status = client.call("GetRun", pb.GetRunRequest(name=run))
             client.call("RollBackRun", rollback_request(status, version, "admin", admin.chain, admin.signing_key))
+
+        await self._observe(signed)
+
+    async def amend(self, run: str = "run", *, add: Iterable[str] = (), remove: Iterable[str] = ()) -> None:
+        """As `fedrep run amend` does."""
+        admin = self.credentials("admin")
+
+        def signed(client: ObserverClient) -> None:
+            status = client.call("GetRun", pb.GetRunRequest(name=run))
+            signer = ("admin", admin.chain, admin.signing_key)
+            client.call("AmendRun", amend_request(status, tuple(add), tuple(remove), None, signer))
 
         await self._observe(signed)
 

@@ -214,7 +214,7 @@ class SignedRollback(_message.Message):
     def __init__(self, run: _Optional[bytes] = ..., version: _Optional[int] = ..., model_hash: _Optional[bytes] = ..., admin: _Optional[str] = ..., certificate: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class JoinResponse(_message.Message):
-    __slots__ = ("run", "round", "model_version", "model_hash", "chain", "state", "server_certificate", "last_round", "evaluation_interval", "protocol_version", "rollback")
+    __slots__ = ("run", "round", "model_version", "model_hash", "chain", "state", "server_certificate", "last_round", "evaluation_interval", "protocol_version", "rollback", "predecessors")
     RUN_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -226,6 +226,7 @@ class JoinResponse(_message.Message):
     EVALUATION_INTERVAL_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     ROLLBACK_FIELD_NUMBER: _ClassVar[int]
+    PREDECESSORS_FIELD_NUMBER: _ClassVar[int]
     run: SignedRunManifest
     round: SignedRoundManifest
     model_version: int
@@ -237,7 +238,16 @@ class JoinResponse(_message.Message):
     evaluation_interval: int
     protocol_version: int
     rollback: SignedRollback
-    def __init__(self, run: _Optional[_Union[SignedRunManifest, _Mapping]] = ..., round: _Optional[_Union[SignedRoundManifest, _Mapping]] = ..., model_version: _Optional[int] = ..., model_hash: _Optional[bytes] = ..., chain: _Optional[bytes] = ..., state: _Optional[str] = ..., server_certificate: _Optional[bytes] = ..., last_round: _Optional[int] = ..., evaluation_interval: _Optional[int] = ..., protocol_version: _Optional[int] = ..., rollback: _Optional[_Union[SignedRollback, _Mapping]] = ...) -> None: ...
+    predecessors: _containers.RepeatedCompositeFieldContainer[SignedRunManifest]
+    def __init__(self, run: _Optional[_Union[SignedRunManifest, _Mapping]] = ..., round: _Optional[_Union[SignedRoundManifest, _Mapping]] = ..., model_version: _Optional[int] = ..., model_hash: _Optional[bytes] = ..., chain: _Optional[bytes] = ..., state: _Optional[str] = ..., server_certificate: _Optional[bytes] = ..., last_round: _Optional[int] = ..., evaluation_interval: _Optional[int] = ..., protocol_version: _Optional[int] = ..., rollback: _Optional[_Union[SignedRollback, _Mapping]] = ..., predecessors: _Optional[_Iterable[_Union[SignedRunManifest, _Mapping]]] = ...) -> None: ...
+
+class Amendments(_message.Message):
+    __slots__ = ("manifests", "in_force")
+    MANIFESTS_FIELD_NUMBER: _ClassVar[int]
+    IN_FORCE_FIELD_NUMBER: _ClassVar[int]
+    manifests: _containers.RepeatedCompositeFieldContainer[SignedRunManifest]
+    in_force: int
+    def __init__(self, manifests: _Optional[_Iterable[_Union[SignedRunManifest, _Mapping]]] = ..., in_force: _Optional[int] = ...) -> None: ...
 
 class GetModelRequest(_message.Message):
     __slots__ = ("run", "version")

@@ -218,7 +218,7 @@ class ModelVersion(_message.Message):
     def __init__(self, version: _Optional[int] = ..., model_hash: _Optional[bytes] = ..., accuracy: _Optional[float] = ..., size: _Optional[int] = ..., best: _Optional[bool] = ...) -> None: ...
 
 class GetRunResponse(_message.Message):
-    __slots__ = ("summary", "manifest", "silos", "models", "last_event", "phase", "open_round", "dense_bytes_per_silo_round", "options")
+    __slots__ = ("summary", "manifest", "silos", "models", "last_event", "phase", "open_round", "dense_bytes_per_silo_round", "options", "amendment")
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     SILOS_FIELD_NUMBER: _ClassVar[int]
@@ -228,6 +228,7 @@ class GetRunResponse(_message.Message):
     OPEN_ROUND_FIELD_NUMBER: _ClassVar[int]
     DENSE_BYTES_PER_SILO_ROUND_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    AMENDMENT_FIELD_NUMBER: _ClassVar[int]
     summary: RunSummary
     manifest: _federation_pb2.SignedRunManifest
     silos: _containers.RepeatedCompositeFieldContainer[SiloStatus]
@@ -237,7 +238,8 @@ class GetRunResponse(_message.Message):
     open_round: int
     dense_bytes_per_silo_round: int
     options: RunOptions
-    def __init__(self, summary: _Optional[_Union[RunSummary, _Mapping]] = ..., manifest: _Optional[_Union[_federation_pb2.SignedRunManifest, _Mapping]] = ..., silos: _Optional[_Iterable[_Union[SiloStatus, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[ModelVersion, _Mapping]]] = ..., last_event: _Optional[int] = ..., phase: _Optional[str] = ..., open_round: _Optional[int] = ..., dense_bytes_per_silo_round: _Optional[int] = ..., options: _Optional[_Union[RunOptions, _Mapping]] = ...) -> None: ...
+    amendment: _federation_pb2.SignedRunManifest
+    def __init__(self, summary: _Optional[_Union[RunSummary, _Mapping]] = ..., manifest: _Optional[_Union[_federation_pb2.SignedRunManifest, _Mapping]] = ..., silos: _Optional[_Iterable[_Union[SiloStatus, _Mapping]]] = ..., models: _Optional[_Iterable[_Union[ModelVersion, _Mapping]]] = ..., last_event: _Optional[int] = ..., phase: _Optional[str] = ..., open_round: _Optional[int] = ..., dense_bytes_per_silo_round: _Optional[int] = ..., options: _Optional[_Union[RunOptions, _Mapping]] = ..., amendment: _Optional[_Union[_federation_pb2.SignedRunManifest, _Mapping]] = ...) -> None: ...
 
 class ListRoundsRequest(_message.Message):
     __slots__ = ("name", "from_round", "limit", "downsample")
@@ -402,6 +404,20 @@ class RollBackRunRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., version: _Optional[int] = ..., order: _Optional[_Union[_federation_pb2.SignedRollback, _Mapping]] = ...) -> None: ...
 
 class RollBackRunResponse(_message.Message):
+    __slots__ = ("summary",)
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    summary: RunSummary
+    def __init__(self, summary: _Optional[_Union[RunSummary, _Mapping]] = ...) -> None: ...
+
+class AmendRunRequest(_message.Message):
+    __slots__ = ("name", "manifest")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    manifest: _federation_pb2.SignedRunManifest
+    def __init__(self, name: _Optional[str] = ..., manifest: _Optional[_Union[_federation_pb2.SignedRunManifest, _Mapping]] = ...) -> None: ...
+
+class AmendRunResponse(_message.Message):
     __slots__ = ("summary",)
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
     summary: RunSummary

@@ -90,6 +90,11 @@ class ObserverServiceStub:
                 request_serializer=fedrep_dot_wire_dot_v1_dot_observer__pb2.RollBackRunRequest.SerializeToString,
                 response_deserializer=fedrep_dot_wire_dot_v1_dot_observer__pb2.RollBackRunResponse.FromString,
                 _registered_method=True)
+        self.AmendRun = channel.unary_unary(
+                '/fedrep.wire.v1.ObserverService/AmendRun',
+                request_serializer=fedrep_dot_wire_dot_v1_dot_observer__pb2.AmendRunRequest.SerializeToString,
+                response_deserializer=fedrep_dot_wire_dot_v1_dot_observer__pb2.AmendRunResponse.FromString,
+                _registered_method=True)
         self.DownloadModel = channel.unary_stream(
                 '/fedrep.wire.v1.ObserverService/DownloadModel',
                 request_serializer=fedrep_dot_wire_dot_v1_dot_observer__pb2.DownloadModelRequest.SerializeToString,
@@ -178,6 +183,13 @@ class ObserverServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def AmendRun(self, request, context):
+        """Changes the list of silos from the next epoch on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DownloadModel(self, request, context):
         """Streams a kept model as a safetensors file.
         """
@@ -242,6 +254,11 @@ def add_ObserverServiceServicer_to_server(servicer, server):
                     servicer.RollBackRun,
                     request_deserializer=fedrep_dot_wire_dot_v1_dot_observer__pb2.RollBackRunRequest.FromString,
                     response_serializer=fedrep_dot_wire_dot_v1_dot_observer__pb2.RollBackRunResponse.SerializeToString,
+            ),
+            'AmendRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.AmendRun,
+                    request_deserializer=fedrep_dot_wire_dot_v1_dot_observer__pb2.AmendRunRequest.FromString,
+                    response_serializer=fedrep_dot_wire_dot_v1_dot_observer__pb2.AmendRunResponse.SerializeToString,
             ),
             'DownloadModel': grpc.unary_stream_rpc_method_handler(
                     servicer.DownloadModel,
@@ -547,6 +564,33 @@ class ObserverService:
             '/fedrep.wire.v1.ObserverService/RollBackRun',
             fedrep_dot_wire_dot_v1_dot_observer__pb2.RollBackRunRequest.SerializeToString,
             fedrep_dot_wire_dot_v1_dot_observer__pb2.RollBackRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AmendRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fedrep.wire.v1.ObserverService/AmendRun',
+            fedrep_dot_wire_dot_v1_dot_observer__pb2.AmendRunRequest.SerializeToString,
+            fedrep_dot_wire_dot_v1_dot_observer__pb2.AmendRunResponse.FromString,
             options,
             channel_credentials,
             insecure,

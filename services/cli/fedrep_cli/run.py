@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,6 +17,7 @@ from rich.table import Column, Table
 from fedrep.errors import RefusedError, SettingsError
 from fedrep.privacy import shown
 from fedrep.protocol.model_state import model_hash
+from fedrep.secagg.keys import SigningKey
 from fedrep.wire.v1 import observer_pb2 as pb
 from fedrep_cli import plan
 from fedrep_cli.output import JSON_HELP, complain, emit
@@ -25,7 +26,7 @@ from fedrep_identity.certificates import Credentials
 from fedrep_runtime.observer_client import ObserverClient
 from fedrep_runtime.proxy import take_capitals
 from fedrep_runtime.run_config import RunConfig, sign_run
-from fedrep_runtime.run_orders import rollback_request
+from fedrep_runtime.run_orders import amend_request, rollback_request
 from fedrep_runtime.settings import load_settings
 from fedrep_trainers.layout import read_model
 
@@ -42,7 +43,8 @@ Reason = Annotated[str, typer.Option("--reason", help="Shown to everyone.")]
 LOCAL = "localhost:8550"
 AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)
 AWAY_SECONDS = 1.0
-ROLLBACK_TRIES = 5
+ORDER_TRIES = 5
+OVERTAKEN = ("MODEL_MOVED", "EPOCH_MOVED", "BAD_AMENDMENT")
 FOLDER = Path("credentials")
 
 
@@ -206,15 +208,46 @@ def rollback(
     as_json: Json = False,
 ) -> None:
     """Go on from an older model; signed on your machine, since silos take it from nobody else."""
+    _order("RollBackRun", lambda run, signer: rollback_request(run, version, *signer), name, server, identity, as_json)
+
+
+@app.command()
+def amend(
+    name: Name,
+    add: Annotated[list[str] | None, typer.Option("--add", help="A silo to list; may be repeated.")] = None,
+    remove: Annotated[list[str] | None, typer.Option("--remove", help="A silo to take off the list; may be repeated.")] = None,
+    quorum: Annotated[
+        int | None, typer.Option("--quorum", help="Silos that a round needs; absent: the least that works.")
+    ] = None,
+    server: Server = LOCAL,
+    identity: Identity = FOLDER,
+    as_json: Json = False,
+) -> None:
+    """Change the list of silos for good, from the next epoch on; signed on your machine."""
+    _order(
+        "AmendRun",
+        lambda run, signer: amend_request(run, add or (), remove or (), quorum, signer),
+        name,
+        server,
+        identity,
+        as_json,
+    )
+
+
+Signer = tuple[str, bytes, SigningKey]
+
+
+def _order(method: str, request: Callable[[Any, Signer], Any], name: str, server: str, identity: Path, as_json: bool) -> None:
+    """What an admin signs about the run as it stands; signed again when a round has overtaken it on its way."""
     with connected(server, identity) as (client, credentials):
         signer = (credentials.identity.name, credentials.chain, credentials.signing_key)
-        for tries_left in reversed(range(ROLLBACK_TRIES)):
-            status = client.call("GetRun", pb.GetRunRequest(name=name))
+        for tries_left in reversed(range(ORDER_TRIES)):
+            run = client.call("GetRun", pb.GetRunRequest(name=name))
             try:
-                response = client.call("RollBackRun", rollback_request(status, version, *signer))
+                response = client.call(method, request(run, signer))
                 break
-            except RefusedError as error:  # a round was applied after the run was asked for
-                if error.reason != "MODEL_MOVED" or not tries_left:
+            except RefusedError as error:
+                if error.reason not in OVERTAKEN or not tries_left:
                     raise
     _emit_state(_plain(response), as_json)
 

@@ -42,6 +42,7 @@ def journal_to_json(journal: Journal) -> bytes:
         "renounced": journal.renounced[-STATEMENT_ROUNDS:],
         "ledger": journal.ledger.to_dict(),
         "proposal": journal.proposal,
+        "origin": journal.origin,
     }
     return json.dumps(document).encode()
 
@@ -56,6 +57,7 @@ def journal_from_json(data: bytes) -> Journal:
         tuple(document["renounced"]),
         Ledger.from_dict(document["ledger"]),
         tuple(proposal) if proposal is not None else None,
+        document.get("origin", ""),
     )
 
 
@@ -96,7 +98,7 @@ class StateFolder:
         state, before = save.state, self._on_disk
         if before is None or state.journal is not before.journal:
             if self._ledgers is not None and (before is None or state.journal.ledger is not before.journal.ledger):
-                self._ledgers.write(state.journal.run, state.journal.ledger)
+                self._ledgers.write(state.journal.ledger_name, state.journal.ledger)
             self.save_journal(state.journal)
         if before is None or state.trainer is not before.trainer or state.memory is not before.memory:
             self.save_memory(state.memory, state.trainer)
@@ -109,7 +111,7 @@ class StateFolder:
         """A crash may have come between the ledger and the journal: what was charged stays charged."""
         if self._ledgers is None or not journal.run:
             return journal
-        kept = self._ledgers.of(journal.run)
+        kept = self._ledgers.of(journal.ledger_name)
         return replace(journal, ledger=kept) if kept.rounds > journal.ledger.rounds else journal
 
     def _give_back(self, trainer: Trainer, kept: TrainerState) -> None:

@@ -2,12 +2,33 @@
 
 from __future__ import annotations
 
-from fedrep.errors import NotFoundError
+from collections.abc import Collection
+
+from fedrep.errors import NotFoundError, SettingsError
+from fedrep.protocol.amendments import amended
 from fedrep.protocol.manifests import RunHash
 from fedrep.protocol.messages import SignedRollback, rollback_message
+from fedrep.protocol.preflight import preflight
 from fedrep.secagg.keys import SigningKey
 from fedrep.wire import codec
 from fedrep.wire.v1 import observer_pb2 as pb
+from fedrep_runtime.run_config import sign_run
+
+
+def amend_request(
+    run: pb.GetRunResponse,
+    add: Collection[str],
+    remove: Collection[str],
+    quorum: int | None,
+    signer: tuple[str, bytes, SigningKey],
+) -> pb.AmendRunRequest:
+    """Another list of silos for the next epoch, signed as (admin, certificate, key). All problems of it at once."""
+    before = codec.run_manifest_from_wire(run.manifest.manifest)
+    manifest = amended(before, add, remove, max(run.summary.round, run.open_round), quorum)
+    problems = preflight(manifest)
+    if problems:
+        raise SettingsError("the amended run cannot work: " + "; ".join(problems), reason="PREFLIGHT")
+    return pb.AmendRunRequest(name=run.summary.name, manifest=codec.signed_run_to_wire(sign_run(manifest, *signer)))
 
 
 def rollback_request(

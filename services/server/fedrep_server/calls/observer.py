@@ -52,6 +52,8 @@ class ObserverServicer(observer_pb2_grpc.ObserverServiceServicer):
             dense_bytes_per_silo_round=2 * FLOAT_BYTES * driver.manifest.parameters,
             options=driver.records.options,
         )
+        if driver.amendment is not None:
+            response.amendment.CopyFrom(codec.signed_run_to_wire(driver.amendment))
         if driver.open is not None:
             response.phase = driver.open.machine.phase.value
             response.open_round = driver.open.signed.manifest.round
@@ -136,6 +138,11 @@ class ObserverServicer(observer_pb2_grpc.ObserverServiceServicer):
             )
         await self._coordinator.roll_back(driver, request.version, codec.rollback_from_wire(request.order), caller())
         return pb.RollBackRunResponse(summary=await self._summary(driver))
+
+    async def AmendRun(self, request: pb.AmendRunRequest, context: Context) -> pb.AmendRunResponse:
+        driver = self._run(request.name)
+        await self._coordinator.amend(driver, codec.signed_run_from_wire(request.manifest), caller())
+        return pb.AmendRunResponse(summary=await self._summary(driver))
 
     async def DownloadModel(self, request: pb.DownloadModelRequest, context: Context) -> AsyncIterator[pb.DownloadModelResponse]:
         driver = self._run(request.name)

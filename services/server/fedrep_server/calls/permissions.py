@@ -37,6 +37,7 @@ PERMISSIONS: dict[str, frozenset[Role]] = {
     OBSERVER + "ExcludeSilo": _ADMIN,
     OBSERVER + "ReadmitSilo": _ADMIN,
     OBSERVER + "RollBackRun": _ADMIN,
+    OBSERVER + "AmendRun": _ADMIN,
     OBSERVER + "DownloadModel": _READERS,
 }
 

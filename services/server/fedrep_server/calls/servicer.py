@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrep.errors import DecodeError, LimitError, OutOfPhaseError, UnknownSiloError
+from fedrep.errors import CryptoError, DecodeError, LimitError, OutOfPhaseError, UnknownSiloError
 from fedrep.protocol.manifests import RosterEntry, SiloName
 from fedrep.protocol.round_closing import with_statements
 from fedrep.protocol.server_rules import check_session_key
@@ -56,6 +56,7 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
             last_round=driver.last_round,
             evaluation_interval=driver.records.options.evaluation_interval,
             protocol_version=codec.PROTOCOL_VERSION,
+            predecessors=[codec.signed_run_to_wire(signed) for signed in driver.chain[:-1]],
         )
         if driver.rollback is not None:
             response.rollback.CopyFrom(codec.rollback_to_wire(driver.rollback))
@@ -174,13 +175,13 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
             ) from None
 
     def _run(self, run: bytes) -> RunDriver:
-        return self._welcomed(self._coordinator.run_hashed(run))
+        return self._welcomed(self._coordinator.run_hashed(run), run)
 
-    def _welcomed(self, driver: RunDriver) -> RunDriver:
-        """A silo sees only runs that list it; evaluators follow every run."""
+    def _welcomed(self, driver: RunDriver, run: bytes | None = None) -> RunDriver:
+        """A silo sees only runs that list it, or did under the manifest of hash `run`; evaluators follow every run."""
         concerns_run(driver.manifest.name)
         if caller().identity.role is Role.SILO:
-            driver.machine.check_allowed(caller().identity.name)
+            driver.machine.check_allowed(caller().identity.name, run)
         return driver
 
     async def _take_statement(self, driver: RunDriver, request: pb.GetUpdateRequest) -> None:
@@ -198,9 +199,17 @@ def _silo() -> SiloName:
     return SiloName(caller().identity.name)
 
 
-def _roster_entry(driver: RunDriver, peer: PeerCertificate, request: pb.JoinRequest) -> RosterEntry:
+def _roster_entry(driver: RunDriver, peer: PeerCertificate, request: pb.JoinRequest) -> RosterEntry | None:
+    """None for a key that was signed just before the list of silos changed: the silo learns of the new one, and comes again."""
     entry = RosterEntry(SiloName(peer.identity.name), peer.fingerprint, request.session_key, request.session_signature)
-    check_session_key(entry, driver.run, peer.verify_key)
+    try:
+        check_session_key(entry, driver.run, peer.verify_key)
+    except CryptoError:
+        for signed in driver.chain[:-1]:
+            with suppress(CryptoError):
+                check_session_key(entry, signed.manifest.digest(), peer.verify_key)
+                return None
+        raise
     return entry
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import structlog
 
-from fedrep.errors import ConflictError, CryptoError, InvalidInputError, NotFoundError
+from fedrep.errors import ConflictError, CryptoError, InvalidInputError, NotFoundError, SettingsError
 from fedrep.protocol.announcement import Dice
 from fedrep.protocol.goals import Goals
 from fedrep.protocol.manifests import SignedRunManifest, run_manifest_message
@@ -143,7 +143,7 @@ class Coordinator:
 
     def _add(self, driver: RunDriver) -> None:
         self._drivers[driver.manifest.name] = driver
-        self._by_hash[driver.run] = driver
+        self._by_hash.update((signed.manifest.digest(), driver) for signed in (*driver.chain, driver.amendment) if signed)
 
     async def shut_down(self) -> None:
         await asyncio.gather(*(driver.shut_down(self.settings.grace_seconds) for driver in self.drivers))
@@ -217,6 +217,15 @@ class Coordinator:
             return False
         self._problems[reporter] = number, (count + 1 if number == latest else 1)
         return True
+
+    async def amend(self, driver: RunDriver, signed: SignedRunManifest, admin: PeerCertificate) -> None:
+        """The run is found by the new hash, once it counts, and by all the older ones."""
+        _check_admin(signed, admin)
+        problems = await asyncio.to_thread(preflight, signed.manifest)
+        if problems:
+            raise SettingsError("the amended run cannot work: " + "; ".join(problems), reason="PREFLIGHT")
+        await driver.amend(signed)
+        self._add(driver)
 
     async def roll_back(self, driver: RunDriver, version: int, order: SignedRollback, admin: PeerCertificate) -> None:
         """Silos are shown the certificate that was verified here, whatever came with the order."""

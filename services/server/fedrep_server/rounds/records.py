@@ -152,12 +152,14 @@ class RunRecords:
             attendance,
             self.buffer_seed,
             codec.rollback_to_wire(progress.rollback).SerializeToString() if progress.rollback is not None else None,
+            codec.amendments_to_wire(progress.amendments, progress.amended).SerializeToString() or None,
         )
 
     def read(self, stored: StoredRun) -> RunProgress:
         """What a restart finds."""
         kept = stored.progress
         file = self.model(kept.model_version)
+        amendments, amended = codec.amendments_from_wire(pb.Amendments.FromString(kept.amendments or b""))
         return RunProgress(
             RunState(stored.state),
             stored.reason,
@@ -166,6 +168,8 @@ class RunRecords:
             attendance_from_json(kept.attendance),
             ClipRange(kept.clip_range, kept.clip_quiet),
             rollback=codec.rollback_from_wire(pb.SignedRollback.FromString(kept.rollback)) if kept.rollback else None,
+            amendments=amendments,
+            amended=amended,
         )
 
     def prune_models(self, stored: StoredRun) -> None:

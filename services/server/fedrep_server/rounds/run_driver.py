@@ -13,7 +13,7 @@ import structlog
 from fedrep.errors import OutOfPhaseError
 from fedrep.protocol.attendance import Attendance
 from fedrep.protocol.clip_range import ClipRange
-from fedrep.protocol.manifests import RosterEntry, SignedRoundManifest, SignedRunManifest, SiloName
+from fedrep.protocol.manifests import RosterEntry, RunHash, RunManifest, SignedRoundManifest, SignedRunManifest, SiloName
 from fedrep.protocol.messages import (
     Aborted,
     Abstention,
@@ -34,6 +34,7 @@ from fedrep.protocol.run_effects import (
     OpenedRound,
 )
 from fedrep.protocol.run_events import (
+    Amend,
     Exclude,
     Joined,
     Left,
@@ -75,13 +76,34 @@ class RunDriver:
         settings: ServerSettings,
         listeners: Sequence[RoundListener] = (),
     ) -> None:
-        self.signed = signed
-        self.manifest = signed.manifest
-        self.run = signed.manifest.digest()
+        self._first = signed
         self.machine = machine
         self.records = records
         self._wait_seconds = settings.wait_seconds
         self._interpreter = Interpreter(machine, records, settings.gather_seconds, listeners)
+
+    @property
+    def signed(self) -> SignedRunManifest:
+        """The manifest in force."""
+        return self.chain[-1]
+
+    @property
+    def chain(self) -> tuple[SignedRunManifest, ...]:
+        """It and those before it, oldest first."""
+        return (self._first, *self.machine.progress.in_force)
+
+    @property
+    def amendment(self) -> SignedRunManifest | None:
+        """The one that waits for its epoch."""
+        return self.machine.progress.pending
+
+    @property
+    def manifest(self) -> RunManifest:
+        return self.signed.manifest
+
+    @property
+    def run(self) -> RunHash:
+        return self.manifest.digest()
 
     @property
     def traffic(self) -> TrafficCounter:
@@ -171,7 +193,7 @@ class RunDriver:
         return self.open.signed if self.open is not None else None
 
     async def take_statement(self, statement: Statement, key: VerifyKey) -> None:
-        check_statement(statement, self.run, self.last_round, key)
+        check_statement(statement, self.machine.rules_of(statement.round).digest(), self.last_round, key)
         await asyncio.to_thread(self.records.keep_statement, statement)
 
     async def statements(self, round_number: int) -> tuple[Statement, ...]:
@@ -201,6 +223,10 @@ class RunDriver:
             RollBack(kept.version, kept.vector, order),
             provided=lambda: self.machine.check_rollback(order, kept.hash),
         )
+
+    async def amend(self, signed: SignedRunManifest) -> None:
+        """The signature was verified before."""
+        await self._interpreter.tell(Amend(signed))
 
     async def shut_down(self, grace: float) -> None:
         """Let the open round end within the grace period, else skip it; start no other."""

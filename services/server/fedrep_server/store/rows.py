@@ -14,7 +14,10 @@ from fedrep.protocol.messages import Outcome
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What the next round starts from. `attendance` is plain JSON (see `attendance_to_json`), `rollback` serialised protobuf."""
+    """What the next round starts from. `attendance` is plain JSON (see `attendance_to_json`).
+
+    `rollback` and `amendments` are serialised protobuf.
+    """
 
     last_round: int
     model_version: int
@@ -25,6 +28,7 @@ class Progress:
     attendance: Mapping[str, Any]
     buffer_seed: bytes
     rollback: bytes | None = None
+    amendments: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,6 +130,7 @@ def _stored(row: Row[Any]) -> StoredRun:
         row.attendance,
         row.buffer_seed,
         row.rollback,
+        row.amendments,
     )
     return StoredRun(
         row.name, row.hash, row.manifest, row.options, row.state, row.reason, row.created_at, progress, row.open_round

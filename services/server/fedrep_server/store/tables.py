@@ -69,6 +69,7 @@ runs = Table(
     _number("bytes_down"),
     _number("last_event"),
     Column("rollback", LargeBinary),
+    Column("amendments", LargeBinary),
     UniqueConstraint("hash", name="runs_hash"),
 )
 
