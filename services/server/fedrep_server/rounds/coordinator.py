@@ -120,7 +120,13 @@ class Coordinator:
             driver.records.columns(progress),
         )
         created = NewEvent(now, "state", f"run created by {signed.admin}: {progress.reason}")
-        self.store.create_run(stored, NewModel(0, state.hash, state.chain, FLOAT_BYTES * state.vector.size), [created])
+        try:
+            self.store.create_run(stored, NewModel(0, state.hash, state.chain, FLOAT_BYTES * state.vector.size), [created])
+        except ConflictError:
+            there = self.store.run(manifest.name)
+            if there.run != stored.run:
+                raise
+            return self._restored(there)  # created before, and the word of it was lost
         return driver
 
     def _records(self, signed: SignedRunManifest, options: observer.RunOptions, seed: bytes) -> RunRecords:

@@ -170,6 +170,14 @@ class Interpreter:
             seconds=round(marks[-1] - marks[0], 3),
         )
         await self._saved(save)
+        await self._tidy()
+
+    async def _tidy(self) -> None:
+        """After everybody has been answered; what cannot be tidied now is tidied after the next round."""
+        try:
+            await asyncio.to_thread(self.records.tidy)
+        except FedrepError as error:
+            log.warning("not_tidied", run=self._name, problem=str(error))
 
     async def _keep(self, lines: list[Noted]) -> None:
         """The round goes on without its lines in the log when the database is away."""

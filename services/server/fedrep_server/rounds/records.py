@@ -11,9 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import structlog
-
-from fedrep.errors import ConflictError, FedrepError, NotFoundError
+from fedrep.errors import ConflictError, NotFoundError
 from fedrep.protocol.clip_range import ClipRange
 from fedrep.protocol.goals import Totals
 from fedrep.protocol.manifests import RunHash
@@ -64,6 +62,8 @@ class RunRecords:
     changed: Listener
     _statements: dict[int, tuple[Statement, ...]] = field(default_factory=dict)
     _reading: threading.Lock = field(default_factory=threading.Lock)
+    _asked_for: int = 0
+    _untidy: bool = False
 
     def write(self, save: Save) -> None:
         """On disk when it returns; nothing of it counts if it raises."""
@@ -84,6 +84,17 @@ class RunRecords:
                 self.commit(save, round_row(save.closed, Clock(time.time(), ()), {}), {})
         self.changed(self.name)
 
+    def _open(self, save: OpenRound) -> None:
+        """A number that was asked for in vain may stand on disk all the same. Nobody has heard of it, so it can be used."""
+        number = save.round.number
+        asked_before, self._asked_for = self._asked_for == number, number
+        lines = () if save.line is None else (save.line,)
+        try:
+            self.store.open_round(self.name, number, save.progress.state.value, _events(*lines))
+        except ConflictError:
+            if not asked_before or self.store.run(self.name).open_round != number:
+                raise
+
     def settle(self, machine: ServerRun, event: RunEvent) -> None:
         """Carries out what an event leads to as far as it concerns the disk: for a start, when nobody waits for anything."""
         for effect in machine.receive(event):
@@ -94,7 +105,7 @@ class RunRecords:
                 self.settle(machine, Counted(self.totals()))
 
     def commit(self, save: CommitRound, row: RoundRow, traffic: Mapping[str, Traffic]) -> None:
-        """All of a round or nothing."""
+        """All of a round or nothing; trying again is safe."""
         closed = save.closed
         change = RoundCommit(
             self.name,
@@ -106,32 +117,18 @@ class RunRecords:
             ledger_entries(closed),
             _events(*save.lines),
         )
-        try:
-            self.store.commit_round(change)
-        except ConflictError:
-            before = self.store.round_update(self.name, row.round)
-            if before is None or before.header != change.update.header:
-                raise
-            # An earlier try succeeded and its answer was lost: this very round is there.
+        self.store.commit_round(change)
         self.changed(self.name)
-        self._retire_models()
 
-    def _open(self, save: OpenRound) -> None:
-        lines = () if save.line is None else (save.line,)
-        try:
-            self.store.open_round(self.name, save.round.number, save.progress.state.value, _events(*lines))
-        except ConflictError:
-            # As in `commit`. A round that another process had left open was skipped when this one started.
-            if self.store.run(self.name).open_round != save.round.number:
-                raise
-
-    def _retire_models(self) -> None:
-        """No part of the commit: what stays now goes after the next round."""
-        try:
-            for version in self.store.retire_models(self.name, self.keep_models):
-                self.models.delete(self.name, version)
-        except FedrepError as error:
-            log.warning("old_models_kept", run=self.name, problem=str(error))
+    def tidy(self) -> None:
+        """Lets go of what retention does not keep. May fail, and then does all of it the next time."""
+        before, self._untidy = self._untidy, True
+        self.store.forget_past(self.name)
+        for version in self.store.retire_models(self.name, self.keep_models):
+            self.models.delete(self.name, version)
+        if before:
+            self.prune_models(self.store.run(self.name))
+        self._untidy = False
 
     def _put(self, progress: RunProgress) -> NewModel:
         state, residual = progress.model.state, progress.model.residual

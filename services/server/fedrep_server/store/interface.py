@@ -50,7 +50,8 @@ class Store(Protocol):
         ...
 
     def commit_round(self, commit: RoundCommit) -> tuple[int, ...]:
-        """All of a round or nothing; returns the positions of its events."""
+        """All of a round or nothing; returns the positions of its events. The same commit again changes nothing and returns
+        none: an error may have come after the transaction's end."""
         ...
 
     def round_row(self, run: str, number: int) -> RoundView | None: ...
@@ -76,6 +77,10 @@ class Store(Protocol):
 
     def retire_models(self, run: str, keep_last: int) -> list[int]:
         """Marks all but the best and the last ones as not kept. Their files may be deleted once this returned."""
+        ...
+
+    def forget_past(self, run: str) -> None:
+        """Lets go of old payloads and events, as retention says."""
         ...
 
     def close(self) -> None: ...

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, select, update
 
 from fedrep_server.store.rows import ModelRow, NewModel
 from fedrep_server.store.tables import models
+from fedrep_server.store.values import insert_into, keys_of
 
 
 def add(connection: Connection, run: str, model: NewModel) -> None:
-    connection.execute(
-        insert(models).values(run=run, version=model.version, hash=model.hash, chain=model.chain, size=model.size, kept=True)
-    )
+    """A row of the same version is of a write whose success nobody heard of: the run went on from the version before."""
+    values = {"hash": model.hash, "chain": model.chain, "size": model.size, "kept": True, "accuracy": None}
+    statement = insert_into(connection, models).values(run=run, version=model.version, **values)
+    connection.execute(statement.on_conflict_do_update(index_elements=keys_of(models), set_=values))
 
 
 def score(connection: Connection, run: str, version: int, accuracy: float) -> None:

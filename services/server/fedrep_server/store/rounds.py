@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from statistics import median
+from types import SimpleNamespace
 from typing import Any
 
 from sqlalchemy import Connection, Row, delete, func, insert, select, update
@@ -35,12 +36,16 @@ _SAME = (
 )
 
 
-def commit(connection: Connection, change: RoundCommit, retention: Retention) -> tuple[int, ...]:
-    """Locks in one order, runs before silos before models, as every other writer does. Returns the events' positions."""
+def commit(connection: Connection, change: RoundCommit) -> tuple[int, ...]:
+    """Locks in one order, runs before silos before models, as every other writer does. Returns the events' positions.
+
+    The same commit again, because the word that it succeeded was lost, succeeds again and changes nothing.
+    """
     number = change.round.round
     if change.progress.last_round != number:
         raise InvalidInputError(f"round {number} cannot leave {change.run!r} at round {change.progress.last_round}")
-    _advance_run(connection, change)
+    if not _advance_run(connection, change):
+        return ()
     connection.execute(insert(rounds).values(run=change.run, **_columns(change.round)))
     key = {"run": change.run, "round": number}
     connection.execute(insert(updates).values(**key, header=change.update.header))
@@ -50,12 +55,11 @@ def commit(connection: Connection, change: RoundCommit, retention: Retention) ->
     reports.charge(connection, change.run, change.traffic, change.ledger)
     if change.model is not None:
         models.add(connection, change.run, change.model)
-    positions = events.append(connection, change.run, change.events)
-    _forget(connection, change.run, number, retention)
-    return positions
+    return events.append(connection, change.run, change.events)
 
 
-def _advance_run(connection: Connection, change: RoundCommit) -> None:
+def _advance_run(connection: Connection, change: RoundCommit) -> bool:
+    """False if this very round stands there already, with the same update and the same figures, times included."""
     number, applied = change.round.round, change.round.outcome is Outcome.APPLIED
     table = runs_table.c
     counted = table.rounds_applied if applied else table.rounds_skipped
@@ -72,12 +76,21 @@ def _advance_run(connection: Connection, change: RoundCommit) -> None:
             }
         )
     )
-    if result.rowcount == 0:
-        done = runs.by_name(connection, change.run).progress.last_round
-        raise ConflictError(f"Round {number} of {change.run!r} is not new: round {done} was committed.", reason="ROUND_EXISTS")
+    if result.rowcount:
+        return True
+    done = runs.by_name(connection, change.run).progress.last_round
+    found = connection.execute(select(rounds).where(rounds.c.run == change.run, rounds.c.round == number)).one_or_none()
+    update_there = stored_update(connection, change.run, number)
+    if found is not None and update_there is not None:
+        same_figures = _row(found) == _row_as_kept(change.round)
+        if same_figures and update_there.header == change.update.header:
+            return False
+    raise ConflictError(f"Round {number} of {change.run!r} is not new: round {done} was committed.", reason="ROUND_EXISTS")
 
 
-def _forget(connection: Connection, run: str, number: int, retention: Retention) -> None:
+def forget(connection: Connection, run: str, retention: Retention) -> None:
+    """What retention no longer keeps. No part of a commit, which must not fail for it."""
+    number = runs.by_name(connection, run).progress.last_round
     old = update_payloads.c.round <= number - max(retention.update_payloads, 1)
     connection.execute(delete(update_payloads).where(update_payloads.c.run == run, old))
     events.forget(connection, run, retention.events)
@@ -97,7 +110,12 @@ def _columns(row: RoundRow) -> dict[str, Any]:
     }
 
 
-def _row(row: Row[Any]) -> RoundRow:
+def _row_as_kept(row: RoundRow) -> RoundRow:
+    """As it comes back: without what the columns do not hold."""
+    return _row(SimpleNamespace(**_columns(row)))
+
+
+def _row(row: Row[Any] | SimpleNamespace) -> RoundRow:
     return RoundRow(
         **{name: getattr(row, name) for name in _SAME},
         outcome=Outcome(row.outcome),

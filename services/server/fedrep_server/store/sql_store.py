@@ -81,7 +81,7 @@ class SqlStore:
 
     def commit_round(self, commit: RoundCommit) -> tuple[int, ...]:
         with self.database.write() as connection:
-            return rounds.commit(connection, commit, self._retention)
+            return rounds.commit(connection, commit)
 
     def round_row(self, run: str, number: int) -> RoundView | None:
         with self.database.read() as connection:
@@ -144,6 +144,10 @@ class SqlStore:
     def retire_models(self, run: str, keep_last: int) -> list[int]:
         with self.database.write() as connection:
             return models.retire(connection, run, keep_last)
+
+    def forget_past(self, run: str) -> None:
+        with self.database.write() as connection:
+            rounds.forget(connection, run, self._retention)
 
     def close(self) -> None:
         self.database.close()

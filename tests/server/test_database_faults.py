@@ -1,0 +1,146 @@
+"""One error of the database, before or after what it was asked for has happened: the run goes on, and nothing counts twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedrep.errors import StoreUnavailableError
+from fedrep_server.store import Store
+from tests.harness.live_server import SILOS, STEP, LiveServer, People, joined, wait_for_round, wait_until
+from tests.harness.mini_client import play_round
+
+RUN = "faulty"
+
+
+class Faulty:
+    """A store one of whose methods fails once: `early` before it did anything, else when all is done but the answer."""
+
+    def __init__(self, store: Store, method: str, *, early: bool) -> None:
+        self._store = store
+        self._method = method
+        self._early = early
+        self.failed = False
+        self.for_good = False
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(self._store, name)
+        if name != self._method or (self.failed and not self.for_good):
+            return real
+
+        def failing(*args: Any, **kwargs: Any) -> Any:
+            self.failed = True
+            if not self._early:
+                real(*args, **kwargs)
+            raise StoreUnavailableError("the database went away")
+
+        return failing
+
+
+@pytest.fixture(scope="module")
+def people(tmp_path_factory: pytest.TempPathFactory) -> People:
+    return People.create(tmp_path_factory.mktemp("people"))
+
+
+@pytest.fixture
+def live(people: People, url: str, tmp_path: Path) -> Iterator[LiveServer]:
+    with LiveServer(people, tmp_path / "data", database=url) as server:
+        yield server
+
+
+def breaks(server: LiveServer, method: str, *, early: bool) -> Faulty:
+    records = server.driver(RUN).records
+    faulty = Faulty(records.store, method, early=early)
+    records.store = faulty
+    return faulty
+
+
+def totals(server: LiveServer) -> tuple[int, int, int, list[float | None]]:
+    store = server.running.coordinator.store
+    figures = store.summary(RUN)
+    spent = [row.epsilon_ledger for row in store.silo_rows(RUN)]
+    return figures.rounds_applied, figures.rounds_skipped, server.driver(RUN).last_round, spent
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["not written", "written, and the word lost"])
+def test_a_round_is_committed_once_and_the_next_one_opens(live: LiveServer, early: bool) -> None:
+    live.create_run(RUN, alpha=0.5)
+    silos = joined(live, RUN)
+    first = wait_for_round(live, RUN)
+    faulty = breaks(live, "commit_round", early=early)
+    play_round(silos, first, STEP)
+    play_round(silos, wait_for_round(live, RUN, after=1), STEP)
+    assert faulty.failed
+    applied, skipped, last, spent = totals(live)
+    assert (applied, skipped, last) == (2, 0, 2)
+    ledger = [live.running.coordinator.store.ledger(RUN, silo) for silo in SILOS]
+    assert [[entry.round for entry in entries].count(1) for entries in ledger] == [1] * len(SILOS)
+    assert spent == [sum(entry.epsilon or 0.0 for entry in entries) for entries in ledger]
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["not written", "written, and the word lost"])
+def test_a_round_opens_although_its_number_was_asked_for_in_vain(live: LiveServer, early: bool) -> None:
+    live.create_run(RUN)
+    faulty = breaks(live, "open_round", early=early)
+    silos = joined(live, RUN)
+    play_round(silos, wait_for_round(live, RUN), STEP)
+    assert faulty.failed
+    assert totals(live)[:3] == (1, 0, 1)
+
+
+@pytest.mark.parametrize("method", ["retire_models", "forget_past"])
+@pytest.mark.parametrize("early", [True, False], ids=["not written", "written, and the word lost"])
+def test_cleaning_up_may_fail_and_is_made_up_for(live: LiveServer, method: str, early: bool) -> None:
+    live.create_run(RUN, keep_models=1)
+    silos = joined(live, RUN)
+    first = wait_for_round(live, RUN)
+    faulty = breaks(live, method, early=early)
+    play_round(silos, first, STEP)
+    play_round(silos, wait_for_round(live, RUN, after=1), STEP)
+    assert faulty.failed
+    models = live.running.coordinator.models
+    wait_until(lambda: models.versions(RUN) == [2])
+    assert totals(live)[:3] == (2, 0, 2)
+
+
+def test_cleaning_up_that_never_works_holds_no_round_up(live: LiveServer) -> None:
+    live.create_run(RUN)
+    silos = joined(live, RUN)
+    first = wait_for_round(live, RUN)
+    breaks(live, "retire_models", early=True).for_good = True
+    play_round(silos, first, STEP)
+    play_round(silos, wait_for_round(live, RUN, after=1), STEP)
+    assert totals(live)[:3] == (2, 0, 2)
+
+
+def test_a_rollback_whose_word_was_lost_does_not_stand_in_the_way_of_a_round(live: LiveServer) -> None:
+    live.create_run(RUN)
+    silos = joined(live, RUN)
+    play_round(silos, wait_for_round(live, RUN), STEP)
+    second = wait_for_round(live, RUN, after=1)
+    breaks(live, "save_progress", early=False)
+    driver, coordinator = live.driver(RUN), live.running.coordinator
+    with pytest.raises(StoreUnavailableError):
+        live.ask(coordinator.roll_back(driver, 0))
+    assert second.round == 2
+    third = wait_for_round(live, RUN, after=2)
+    play_round(silos, third, STEP)
+    assert driver.model.state.version == coordinator.store.run(RUN).progress.model_version == 2
+    assert coordinator.store.models(RUN)[-1].hash == driver.model.state.hash
+
+
+def test_a_run_whose_creation_was_not_heard_of_can_be_created_again(live: LiveServer) -> None:
+    coordinator = live.running.coordinator
+    signed, config, vector = live.signed_run(RUN)
+    store = coordinator.store
+    coordinator.store = Faulty(store, "create_run", early=False)
+    with pytest.raises(StoreUnavailableError):
+        live.ask(coordinator.create_run(signed, config.options(""), vector.tobytes()))
+    coordinator.store = store
+    live.ask(coordinator.create_run(signed, config.options(""), vector.tobytes()))
+    silos = joined(live, RUN)
+    play_round(silos, wait_for_round(live, RUN), STEP)
+    assert totals(live)[:3] == (1, 0, 1)
