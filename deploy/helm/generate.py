@@ -28,7 +28,9 @@ KEPT_BY_CHART = {
     "ServerSettings": {
         "host",
         "port",
+        "health_host",
         "health_port",
+        "metrics_host",
         "metrics_port",
         "data",
         "database",

@@ -69,9 +69,11 @@ def test_what_the_chart_keeps_to_itself_cannot_be_changed_by_settings() -> None:
     assert tomllib.loads(text) == {
         "credentials": "/etc/fedrep/identity",
         "data": "/var/lib/fedrep",
+        "health_host": "0.0.0.0",
         "health_port": 8553,
         "host": "0.0.0.0",
         "log_json": True,
+        "metrics_host": "0.0.0.0",
         "metrics_port": 8554,
         "port": 8550,
     }

@@ -117,5 +117,5 @@ def health(
 def _health_address(settings: ServerSettings) -> str:
     if settings.health_port is None:
         raise SettingsError("The settings switch the health port off, so there is nothing to ask. Set `health_port`.")
-    host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
+    host = "127.0.0.1" if settings.health_host in ("0.0.0.0", "::") else settings.health_host
     return f"{host}:{settings.health_port}"

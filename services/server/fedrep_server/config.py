@@ -34,7 +34,11 @@ class Alerts(Section):
 class ServerSettings(Section):
     host: str = Field(default="0.0.0.0", description="address the federation port listens on")
     port: int = Field(default=8550, ge=0, le=65535, description="mTLS port for silos, admins and the dashboard")
+    health_host: str = Field(default="127.0.0.1", description="address the health port listens on")
     health_port: int | None = Field(default=8553, ge=0, le=65535, description="plaintext port with gRPC health only, for probes")
+    metrics_host: str = Field(
+        default="127.0.0.1", description="address the metrics port listens on; it names silos and tells their bytes and epsilon"
+    )
     metrics_port: int | None = Field(default=8554, ge=0, le=65535, description="plaintext Prometheus port")
     data: Path = Field(default=Path("var/server"), description="folder for the database and the models")
     database: str | None = Field(default=None, description="database URL; SQLite in the data folder when absent")

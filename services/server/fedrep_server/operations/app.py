@@ -223,7 +223,8 @@ async def _serve_probes(settings: ServerSettings, health: HealthServicer, stack:
         return None
     probes = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     health_pb2_grpc.add_HealthServicer_to_server(health, probes)
-    port = _bind(lambda: probes.add_insecure_port(f"{settings.host}:{settings.health_port}"), settings.host, settings.health_port)
+    host, wanted = settings.health_host, settings.health_port
+    port = _bind(lambda: probes.add_insecure_port(f"{host}:{wanted}"), host, wanted)
     await probes.start()
     stack.push_async_callback(probes.stop, 0)
     return port
@@ -239,12 +240,12 @@ def _serve_metrics(
     metrics.registry.register(RunCollector(coordinator))
 
     def listen() -> int:
-        listening, _ = start_http_server(wanted, settings.host, metrics.registry)
+        listening, _ = start_http_server(wanted, settings.metrics_host, metrics.registry)
         stack.callback(listening.server_close)
         stack.callback(listening.shutdown)
         return listening.server_port
 
-    return _bind(listen, settings.host, wanted)
+    return _bind(listen, settings.metrics_host, wanted)
 
 
 def _make_folder(folder: Path) -> None:
