@@ -205,6 +205,16 @@ def test_old_events_go_and_positions_go_on(url: str) -> None:
     store.close()
 
 
+def test_a_silo_cannot_write_to_the_terminal_of_whoever_reads_the_store(started: SqlStore) -> None:
+    evil = "\x1b[2J\x9b31m\u202ea\nb"
+    started.touch_silo("run", "a", evil, 0.0, 0.0)
+    started.add_metrics("run", 0, "a", "silo", {"problem": evil, "drill": evil})
+    started.append_events("run", [NewEvent(1.0, "problem", evil, silo=evil)])
+    row, event = started.silo_rows("run")[0], started.events("run", 0, 10)[-1].event
+    for text in (row.software_version, row.problem, row.drill, event.text, event.silo):
+        assert text == "\ufffd[2J\ufffd31m\ufffda b"
+
+
 def test_no_flood_of_other_lines_pushes_an_alert_out(url: str) -> None:
     store = open_store(url, Retention(events=3))
     store.create_run(a_run())

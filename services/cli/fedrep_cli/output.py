@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from fedrep_runtime.texts import harmless, harmless_all, harmless_json
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -20,9 +22,9 @@ JSON_HELP = "Print the result as one JSON object."
 def emit(result: Mapping[str, Any], as_json: bool, render: Callable[[Mapping[str, Any]], RenderableType]) -> None:
     """Print `result` on stdout. `render` returns a string, printed as it is, or anything rich can draw."""
     if as_json:
-        print(json.dumps(result, ensure_ascii=False, allow_nan=False, default=_plain))
+        print(harmless_json(json.dumps(result, ensure_ascii=False, allow_nan=False, default=_plain)))
         return
-    text = render(result)
+    text = render(harmless_all(result))
     if isinstance(text, str):
         print(text)
         return
@@ -33,7 +35,7 @@ def emit(result: Mapping[str, Any], as_json: bool, render: Callable[[Mapping[str
 
 def complain(program: str, sentence: str) -> None:
     """One line on stderr, where it does not mix with a result that is being piped."""
-    print(f"{program}: {' '.join(sentence.split())}", file=sys.stderr)
+    print(f"{program}: {harmless(' '.join(sentence.split()))}", file=sys.stderr)
 
 
 def _plain(value: object) -> object:

@@ -344,6 +344,7 @@ def _runs_table(result: Any) -> Any:
 
 def _run_table(run: Any) -> Any:
     from rich.console import Group
+    from rich.text import Text
 
     silos = Table(Column("silo", no_wrap=True), "state", "up KB", "down KB", "epsilon", "problem")
     for silo in run["silos"]:
@@ -353,7 +354,7 @@ def _run_table(run: Any) -> Any:
             f"{silo['bytes_up'] / 1e3:.1f}",
             f"{silo['bytes_down'] / 1e3:.1f}",
             shown(silo.get("epsilon_total")),
-            silo["problem"],
+            Text(silo["problem"]),
         )
     kept = ", ".join(f"{m['version']}{' (best)' if m['best'] else ''}" for m in run["models"])
     return Group(_runs_table({"runs": [run["summary"]]}), silos, f"Kept models: {kept}")

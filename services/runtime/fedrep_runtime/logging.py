@@ -15,6 +15,8 @@ from typing import Any, TextIO
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
+from fedrep_runtime.texts import harmless
+
 HIDDEN = "<hidden>"
 LONGEST_LIST = 64
 
@@ -90,7 +92,7 @@ def safe_value(name: str, value: Any) -> Any:
     if _SECRET_NAME.search(name):
         return HIDDEN
     if isinstance(value, str):
-        return _SECRET_TEXT.sub(HIDDEN, value)
+        return harmless(_SECRET_TEXT.sub(HIDDEN, value))
     if isinstance(value, bytes | bytearray | memoryview):
         return f"<{len(value)} bytes>"
     if hasattr(value, "shape"):  # numpy and torch alike, without importing either
@@ -101,4 +103,4 @@ def safe_value(name: str, value: Any) -> Any:
         if len(value) > LONGEST_LIST:
             return f"<{len(value)} items>"
         return [safe_value(name, inner) for inner in value]
-    return _SECRET_TEXT.sub(HIDDEN, str(value))
+    return harmless(_SECRET_TEXT.sub(HIDDEN, str(value)))

@@ -11,12 +11,15 @@ import math
 from sqlalchemy import Connection, Table
 from sqlalchemy.dialects import postgresql, sqlite
 
+from fedrep_runtime.texts import one_line
+
 LARGEST = 2**63 - 1
 LONGEST_TEXT = 4000
 
 
 def clean(value: str) -> str:
-    return value.replace("\x00", "\ufffd")[:LONGEST_TEXT]
+    """One line of letters: a terminal or a log obeys nothing of what a silo writes."""
+    return one_line(value[:LONGEST_TEXT])
 
 
 def finite(value: float | None) -> float | None:
