@@ -1,44 +1,43 @@
-"""Silos that train nothing and speak the whole protocol over real gRPC and mTLS, and a server in a process of its own.
+"""Silos that train nothing and play the product's rounds over real gRPC and mTLS, and a server in a process of its own.
 
-Each silo has its own certificate and connection, keeps all of the silo's rules, and plays round after round. One of them
-also applies every update and compares the model's hash; the others spare the machine that copy.
+Each is the silo's own daemon with its own certificate and connection, and all of its rules; only what would measure the disk and
+the trainer is left out: its state stays in memory, nothing is written to an audit, and its training is a subtraction.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import multiprocessing
 import resource
-import secrets
 import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import grpc
 import numpy as np
+import structlog
 from numpy.typing import NDArray
 
 from benchmarks.server_process import run_server
-from fedrep.protocol.manifests import RoundManifest, RunManifest, SignedRunManifest, SiloName, session_key_message
-from fedrep.protocol.messages import Consensus, Outcome, Update
-from fedrep.protocol.model_state import ModelState, model_hash
-from fedrep.protocol.silo_round import Membership, Ready
-from fedrep.protocol.silo_rules import PeerIdentity, Policy
-from fedrep.secagg.keys import AgreementKey
-from fedrep.wire import codec
-from fedrep.wire.chunks import cut_into_chunks
-from fedrep.wire.v1 import federation_pb2 as pb
-from fedrep.wire.v1.federation_pb2_grpc import FederationServiceStub
+from fedrep.protocol.manifests import SignedRunManifest
+from fedrep.protocol.model_state import model_hash
+from fedrep.protocol.silo_effects import Doing, Effect, FailedTraining, News, Problem, Report, RoundOver, RunRefused, Save
+from fedrep.protocol.silo_state import SiloState
 from fedrep_identity.authority import CertificateAuthority, issue_credentials
 from fedrep_identity.certificates import Credentials, Identity, Role
 from fedrep_runtime.observer_client import ObserverClient
 from fedrep_runtime.run_config import AggregatorConfig, DeadlineConfig, RunConfig, sign_run
-from fedrep_runtime.tls import channel_options, client_channel_credentials
+from fedrep_silo.audit import Audit
+from fedrep_silo.config import ClientSettings
+from fedrep_silo.connection import Connection
+from fedrep_silo.daemon import SiloDaemon
+from fedrep_silo.state import StateFolder, Written
+from fedrep_trainers import Evaluation, ModelLayout, Trainer, TrainResult
 
 FEDERATION = "benchmark"
 RUN = "benchmark"
@@ -67,111 +66,148 @@ class Figures:
     received: int = 0
 
 
-class IdleSilo:
-    def __init__(self, name: str, credentials: Credentials, address: str, draw: np.random.Generator) -> None:
-        self.name = SiloName(name)
-        self.credentials = credentials
-        secure = client_channel_credentials(credentials.root, credentials.key_pair)
-        self.channel = grpc.aio.secure_channel(address, secure, options=channel_options())
-        self.stub: Any = FederationServiceStub(self.channel)  # type: ignore[no-untyped-call]
-        self.sessions: dict[bytes, AgreementKey] = {}
-        self.sent = self.received = 0
-        self.model: ModelState | None = None
-        self._draw = draw
+class SubtractingTrainer:
+    """Its update is the same normal vector in every round, turned by a step of its own: silos choose different coordinates."""
 
-    async def join(self, run: RunManifest, peers: dict[SiloName, PeerIdentity]) -> None:
-        self.member = Membership(self.name, run, Policy(), self.credentials.signing_key)
-        self.peers = peers
-        key = AgreementKey.generate()
-        self.sessions[key.public] = key
-        signature = self.credentials.signing_key.sign(session_key_message(run.digest(), key.public))
-        await self.stub.Join(pb.JoinRequest(run_name=run.name, session_key=key.public, session_signature=signature))
+    def __init__(self, layout: ModelLayout, update: NDArray[np.float32], step: int) -> None:
+        self.layout = layout
+        self._update = update
+        self._step = step
 
-    async def play(self, manifest: RoundManifest, g: NDArray[np.float32]) -> RoundManifest | None:
-        """One round; the manifest of the next one, unless the run is over."""
-        run, number = manifest.run, manifest.round
-        ready = Ready.enter(
-            self.member, manifest, self.peers, self.sessions, last_round=number - 1, model_hash=manifest.model_hash
-        )
-        following = AgreementKey.generate()
-        self.sessions = {ready.session.public: ready.session, following.public: following}
-        proposed = ready.propose(self._coordinates(manifest), following, secrets.token_bytes)
-        await self._stream(
-            self.stub.ProposeCoordinates,
-            pb.ProposeCoordinatesRequest,
-            codec.proposal_to_wire(proposed.message),
-            proposed.message.coordinates,
-        )
-        submitted = proposed.on_consensus(await self._consensus(run, number), g, self._draw)
-        await self._stream(
-            self.stub.SubmitMaskedShare,
-            pb.SubmitMaskedShareRequest,
-            codec.submission_to_wire(submitted.message),
-            submitted.message.masked,
-        )
-        answer = await self._call(self.stub.GetSurvivors, pb.GetSurvivorsRequest(run=run, round=number))
-        confirmed = submitted.on_survivors(codec.survivors_from_wire(answer.survivors))
-        try:
-            signed = await self._call(self.stub.ConfirmSurvivors, codec.confirmation_to_wire(confirmed.message))
-        except grpc.aio.AioRpcError as error:
-            if error.code() is not grpc.StatusCode.FAILED_PRECONDITION:
-                raise  # the others were enough, and the round is over: that is no error
-        else:
-            revealed = confirmed.on_signatures(codec.signatures_from_wire(signed.signatures))
-            await self._call(self.stub.RevealShares, codec.reveal_to_wire(revealed.message))
-        return await self._update(run, number, submitted.agreement.indices)
+    def initial(self) -> NDArray[np.float32]:
+        return np.zeros(self.layout.size, np.float32)
 
-    def _coordinates(self, manifest: RoundManifest) -> NDArray[np.int64]:
-        """k distinct ones, drawn as cheaply as possible: choosing them is training's business."""
-        k, d = manifest.per_silo, manifest.parameters
-        drawn = np.unique(self._draw.integers(0, d, size=k + k // 8 + 16))
-        return np.sort(self._draw.permutation(drawn)[:k])
+    def train(self, model: NDArray[np.float32], round_number: int) -> TrainResult:  # noqa: ARG002
+        return TrainResult(model - np.roll(self._update, self._step), loss=0.0, samples=1)
 
-    async def _consensus(self, run: bytes, number: int) -> Consensus:
-        header, data = await self._received(
-            self.stub.GetConsensus(pb.GetConsensusRequest(run=run, round=number), timeout=SECONDS)
-        )
-        return codec.consensus_from_wire(header, data)
+    def evaluate(self, model: NDArray[np.float32]) -> Evaluation:  # noqa: ARG002
+        return Evaluation(loss=0.0, accuracy=None, samples=1)
 
-    async def _update(self, run: bytes, number: int, indices: NDArray[np.int64]) -> RoundManifest | None:
-        request = pb.GetUpdateRequest(run=run, round=number, omit_agreement=True)
-        header, data = await self._received(self.stub.GetUpdate(request, timeout=SECONDS))
-        update: Update = codec.update_from_wire(header, data)
-        if update.outcome is not Outcome.APPLIED:
-            raise RuntimeError(f"round {number} was skipped: {update.reason}")
-        if self.model is not None:
-            self.model = self.model.follow(update, indices)
-        return codec.signed_round_from_wire(header.next_round).manifest if header.HasField("next_round") else None
+    def state(self) -> Mapping[str, NDArray[Any]]:
+        return {}
 
-    async def _received(self, stream: Any) -> tuple[Any, bytes]:
-        header, parts = None, []
+    def load_state(self, state: Mapping[str, NDArray[Any]]) -> None:
+        pass
+
+
+class NoDisk(StateFolder):
+    """A silo that is never started again needs nothing on disk."""
+
+    def __init__(self) -> None:
+        pass
+
+    def load(self, trainer: Trainer) -> SiloState:
+        return SiloState.new(trainer.layout.size, trainer.state())
+
+    def write(self, save: Save) -> Written:
+        return Written(save)
+
+    def save_status(self, status: Mapping[str, Any]) -> None:
+        pass
+
+
+class NoAudit(Audit):
+    def __init__(self) -> None:
+        pass
+
+    def sent(self, what: str, size: int, round_number: int, **details: Any) -> None:
+        pass
+
+
+class MeteredConnection(Connection):
+    """Counts the bytes of every message, in both directions."""
+
+    def __init__(self, address: str, load: Callable[[], Credentials]) -> None:
+        super().__init__(address, load, NoAudit(), server_name=None, patience=SECONDS)
+        self.up = self.down = 0
+
+    def _connected(self) -> Any:
+        return MeteredStub(super()._connected(), self)
+
+
+class MeteredStub:
+    def __init__(self, stub: Any, meter: MeteredConnection) -> None:
+        self._stub = stub
+        self._meter = meter
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        call = getattr(self._stub, method)
+        receive = self._messages if method in ("GetModel", "GetConsensus", "GetUpdate") else self._message
+        return lambda request, timeout: receive(call(self._counted(request), timeout=timeout))
+
+    def _counted(self, request: Any) -> Any:
+        if isinstance(request, AsyncIterator):
+            return self._parts(request)
+        self._meter.up += request.ByteSize()
+        return request
+
+    async def _parts(self, parts: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        async for part in parts:
+            self._meter.up += part.ByteSize()
+            yield part
+
+    async def _message(self, answer: Awaitable[Any]) -> Any:
+        message = await answer
+        self._meter.down += message.ByteSize()
+        return message
+
+    async def _messages(self, stream: AsyncIterator[Any]) -> AsyncIterator[Any]:
         async for message in stream:
-            self.received += message.ByteSize()
-            if message.WhichOneof("part") == "header":
-                header = message.header
-            else:
-                parts.append(message.chunk)
-        return header, b"".join(parts)
+            self._meter.down += message.ByteSize()
+            yield message
 
-    async def _stream(self, call: Any, request: Any, header: Any, data: bytes) -> None:
-        async def parts() -> AsyncIterator[Any]:
-            yield request(header=header)
-            for chunk in cut_into_chunks(data):
-                yield request(chunk=chunk)
 
-        self.sent += header.ByteSize() + len(data)
-        await call(parts(), timeout=SECONDS)
+class IdleSilo(SiloDaemon):
+    """The daemon, overheard: `heard` is told everything that it reports."""
 
-    async def _call(self, call: Any, request: Any) -> Any:
-        self.sent += request.ByteSize()
-        answer = await call(request, timeout=SECONDS)
-        self.received += answer.ByteSize()
-        return answer
+    def __init__(self, address: str, folder: Path, trainer: Trainer, heard: Callable[[News], None]) -> None:
+        settings = ClientSettings(server=address, run=RUN, credentials=folder, state=folder / "state", ledger=folder / "ledger")
+        credentials = Credentials.load(folder)
+        self.meter = MeteredConnection(address, lambda: credentials)
+        super().__init__(settings, credentials, credentials.trust_store(), trainer, state=NoDisk(), connection=self.meter)
+        self._heard = heard
+
+    async def _carry_out(self, effect: Effect) -> None:
+        if isinstance(effect, Report):
+            self._heard(effect.news)
+        await super()._carry_out(effect)
+
+
+class Stopwatch:
+    """Seconds from the moment when all silos had the outcome of one round to the same moment of the next."""
+
+    def __init__(self, silos: int, ended: Callable[[int], None]) -> None:
+        self.seconds: list[float] = []
+        self._silos = silos
+        self._ended = ended
+        self._over: Counter[int] = Counter()
+        self._since: float | None = None
+
+    def hear(self, news: News) -> None:
+        match news:
+            case Doing(_, number) if number is not None and self._since is None:
+                self._since = time.perf_counter()
+            case RoundOver(_, update) if not news.applied:
+                raise RuntimeError(f"round {update.round} was skipped: {update.reason}")
+            case RoundOver(_, update):
+                self._over[update.round] += 1
+                if self._over[update.round] == self._silos:
+                    self._lap(update.round)
+            case Problem(_, error) | RunRefused(_, _, error):
+                raise error
+            case FailedTraining(_, text):
+                raise RuntimeError(text)
+
+    def _lap(self, number: int) -> None:
+        assert self._since is not None
+        self.seconds.append(time.perf_counter() - self._since)
+        self._ended(number)
+        self._since = time.perf_counter()
 
 
 @asynccontextmanager
-async def federation(shape: Shape) -> AsyncIterator[tuple[list[IdleSilo], Any]]:
-    """Certificates, a server process, a created run, joined silos; yields them and the pipe to the server."""
+async def federation(shape: Shape) -> AsyncIterator[tuple[Callable[[Callable[[News], None]], list[IdleSilo]], Any]]:
+    """Certificates, a server process, a created run; yields what makes its silos, and the pipe to the server."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         authority = CertificateAuthority.create(folder / "ca", FEDERATION, "a passphrase for benchmarks")
@@ -188,23 +224,25 @@ async def federation(shape: Shape) -> AsyncIterator[tuple[list[IdleSilo], Any]]:
             address = f"localhost:{pipe.recv()}"
             vector = np.zeros(shape.parameters, np.float32)
             signed = await asyncio.to_thread(create_run, shape, address, admin, vector)
-            draw = np.random.default_rng(1)
-            silos = [IdleSilo(name, issue(name, Role.SILO), address, draw) for name in signed.manifest.silos]
-            peers = {silo.name: identity(silo) for silo in silos}
-            silos[0].model = ModelState.initial(vector)
-            for silo in silos:
-                await silo.join(signed.manifest, peers)
+            names = signed.manifest.silos
+            for name in names:
+                issue(name, Role.SILO)
+            update = np.random.default_rng(2).normal(scale=0.01, size=shape.parameters).astype(np.float32)
+
+            def silos(heard: Callable[[News], None]) -> list[IdleSilo]:
+                steps = (number * shape.parameters // len(names) for number in range(len(names)))
+                trainers = [SubtractingTrainer(layout_of(shape), update, step) for step in steps]
+                return [IdleSilo(address, folder / name, trainer, heard) for name, trainer in zip(names, trainers, strict=True)]
+
             yield silos, pipe
-            await asyncio.gather(*(silo.channel.close(None) for silo in silos))
         finally:
             pipe.send("stop")
             process.join(30)
             process.kill()
 
 
-def identity(silo: IdleSilo) -> PeerIdentity:
-    own = silo.credentials
-    return PeerIdentity(silo.name, "silo", own.fingerprint, own.signing_key.verify_key)
+def layout_of(shape: Shape) -> ModelLayout:
+    return ModelLayout.of([("weights", (shape.parameters,))])
 
 
 def create_run(shape: Shape, address: str, admin: Credentials, vector: NDArray[np.float32]) -> SignedRunManifest:
@@ -220,7 +258,7 @@ def create_run(shape: Shape, address: str, admin: Credentials, vector: NDArray[n
         deadlines=DeadlineConfig(propose=300, submit=300, confirm=300, reveal=300),
         keep_models=1,
     )
-    manifest = config.manifest(shape.parameters, bytes(32), model_hash(vector))
+    manifest = config.manifest(shape.parameters, bytes.fromhex(layout_of(shape).digest), model_hash(vector))
     signed = sign_run(manifest, "admin", admin.chain, admin.signing_key)
     client = ObserverClient(address, admin.root, admin.key_pair)
     try:
@@ -234,40 +272,37 @@ def create_run(shape: Shape, address: str, admin: Credentials, vector: NDArray[n
 
 async def play(shape: Shape, warm_up: int = 2) -> Figures:
     """All rounds of the run; the first ones are played but not counted."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     figures = Figures()
-    g = np.random.default_rng(2).normal(scale=0.01, size=shape.parameters).astype(np.float32)
-    async with federation(replace(shape, rounds=shape.rounds + warm_up)) as (silos, pipe):
-        manifest = await first_round(silos[0])
-        started_cpu = 0.0
-        for number in range(shape.rounds + warm_up):
+    async with federation(replace(shape, rounds=shape.rounds + warm_up)) as (make_silos, pipe):
+
+        def reset() -> None:
+            pipe.send("reset")
+            pipe.recv()
+            figures.silo_cpu = -cpu_seconds()
+            for silo in silos:
+                silo.meter.up = silo.meter.down = 0
+
+        def round_ended(number: int) -> None:
             if number == warm_up:
-                pipe.send("reset")
-                pipe.recv()
-                started_cpu = cpu_seconds()
-                for silo in silos:
-                    silo.sent = silo.received = 0
-            started = time.perf_counter()
-            answers = await asyncio.gather(*(silo.play(manifest, g) for silo in silos))
-            if number >= warm_up:
-                figures.seconds.append(time.perf_counter() - started)
-            following = next((answer for answer in answers if answer is not None), None)
-            if following is None:
-                break
-            manifest = following
-        figures.silo_cpu = cpu_seconds() - started_cpu
-        pipe.send("figures")
-        figures.server = pipe.recv()
-        figures.sent = sum(silo.sent for silo in silos)
-        figures.received = sum(silo.received for silo in silos)
+                reset()
+            if number == shape.rounds + warm_up:
+                figures.silo_cpu += cpu_seconds()
+                figures.sent = sum(silo.meter.up for silo in silos)
+                figures.received = sum(silo.meter.down for silo in silos)
+                pipe.send("figures")
+                figures.server = pipe.recv()
+
+        watch = Stopwatch(shape.silos, round_ended)
+        silos = make_silos(watch.hear)
+        if not warm_up:
+            reset()
+        async with asyncio.TaskGroup() as group:
+            for silo in silos:
+                group.create_task(silo.run())
+        await asyncio.gather(*(silo.connection.close() for silo in silos))
+        figures.seconds = watch.seconds[warm_up:]
     return figures
-
-
-async def first_round(silo: IdleSilo) -> RoundManifest:
-    while True:
-        answer = await silo.stub.Join(pb.JoinRequest(run_name=RUN))
-        if answer.HasField("round"):
-            return codec.signed_round_from_wire(answer.round).manifest
-        await asyncio.sleep(0.02)
 
 
 def cpu_seconds() -> float:
