@@ -64,3 +64,17 @@ def test_every_decision_is_dated_and_of_one_form(record: Path) -> None:
     form = r"# .+\n\n- \*\*Date:\*\* \d{4}-\d\d-\d\d\n- \*\*Status:\*\* \w.*\n\n## Context\n\n"
     assert re.match(form, record.read_text())
     assert re.findall(r"^##? .*", record.read_text(), re.MULTILINE)[1:] == ["## Context", "## Decision", "## Consequences"]
+
+
+def test_the_walk_of_an_update_passes_at_most_twenty_files_and_none_twice() -> None:
+    steps = re.findall(r"^(\d+)\. `([\w./]+)`", (ROOT / "docs" / "walk.md").read_text(), re.MULTILINE)
+    files = [file for _, file in steps]
+    assert [int(number) for number, _ in steps] == list(range(1, len(steps) + 1))
+    assert 15 <= len(files) <= 20
+    assert [file for file in files if not (ROOT / file).is_file()] == []
+    assert [file for file in files if files.count(file) > 1] == []
+
+
+def test_the_walk_names_files_only_as_its_steps() -> None:
+    text = (ROOT / "docs" / "walk.md").read_text()
+    assert re.findall(r"(?<!^)[\w/]+\.py", re.sub(r"^\d+\. `[\w./]+`", "", text, flags=re.MULTILINE)) == []
