@@ -33,7 +33,7 @@ from fedrep_identity.certificates import Credentials, Identity, Role
 from fedrep_runtime.observer_client import ObserverClient
 from fedrep_runtime.run_config import AggregatorConfig, DeadlineConfig, RunConfig, sign_run
 from fedrep_silo.audit import Audit
-from fedrep_silo.config import ClientSettings
+from fedrep_silo.config import SiloSettings
 from fedrep_silo.connection import Connection
 from fedrep_silo.daemon import SiloDaemon
 from fedrep_silo.state import StateFolder, Written
@@ -161,7 +161,7 @@ class IdleSilo(SiloDaemon):
     """The daemon, overheard: `heard` is told everything that it reports."""
 
     def __init__(self, address: str, folder: Path, trainer: Trainer, heard: Callable[[News], None]) -> None:
-        settings = ClientSettings(server=address, run=RUN, credentials=folder, state=folder / "state", ledger=folder / "ledger")
+        settings = SiloSettings(server=address, run=RUN, credentials=folder, state=folder / "state", ledger=folder / "ledger")
         credentials = Credentials.load(folder)
         self.meter = MeteredConnection(address, lambda: credentials)
         super().__init__(settings, credentials, credentials.trust_store(), trainer, state=NoDisk(), connection=self.meter)

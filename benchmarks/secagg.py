@@ -1,7 +1,7 @@
 """Secure aggregation against flwr's own SecAgg+ functions, interleaved in one run: `python -m benchmarks.secagg [--json PATH]`.
 
 The peer lives in `.bench/flwr` and answers as a process that idles between requests. Times are processor time, the minimum over
-repeats. Agreeing on pairwise keys has a row of its own, so the client's rows are about vectors only, and the floor is bare
+repeats. Agreeing on pairwise keys has a row of its own, so the silo's rows are about vectors only, and the floor is bare
 AES-256-CTR over the bytes of all masks. Neither clock covers a residual: flwr keeps none, and a silo works its own out once the
 vector is masked. With a dropout, the server agrees on the missing keys inside the clock. Both sides use their defaults: flwr 22
 of 32 bits in 64-bit integers, we a 16-bit ring.
@@ -88,7 +88,7 @@ def agree(mates: int) -> Callable[[], list[Mask]]:
     return work
 
 
-def client(update: NDArray[np.float32], ring: RingFormat, mates: int) -> Callable[[], memoryview]:
+def silo(update: NDArray[np.float32], ring: RingFormat, mates: int) -> Callable[[], memoryview]:
     masks, rng = agree(mates)(), np.random.default_rng()
 
     def work() -> memoryview:
@@ -143,16 +143,16 @@ def _left_in_sum(survivors: range, dropped: int) -> list[Mask]:
     return masks
 
 
-def measure_client(peer: Worker, d: int, mates: int, repeats: int) -> Row:
+def measure_silo(peer: Worker, d: int, mates: int, repeats: int) -> Row:
     update = np.random.default_rng(d).normal(0, 0.01, d).astype(np.float32)
     ring = RingFormat(16, value_bits(16, mates + 1))
     ours, theirs, bare = np.inf, np.inf, np.inf
     for _ in range(repeats):
         for _ in range(5):
-            ours = min(ours, timed(client(update, ring, mates)))
+            ours = min(ours, timed(silo(update, ring, mates)))
             bare = min(bare, timed(floor(d, mates + 1)))
         theirs = min(theirs, peer.ask(case="client", d=d, mates=mates)["ms"])
-    work = f"client: quantize, mask, serialize {d:,} values, {mates} mates"
+    work = f"silo: quantize, mask, serialize {d:,} values, {mates} mates"
     return Row(work, ours, theirs, theirs / ours, 10, bare, ours / bare, 3)
 
 
@@ -161,7 +161,7 @@ def measure_agreement(peer: Worker, mates: int, repeats: int) -> Row:
     for _ in range(repeats):
         ours = min(ours, *(timed(agree(mates)) for _ in range(5)))
         theirs = min(theirs, peer.ask(case="agree", mates=mates)["ms"])
-    return Row(f"client: agree on keys with {mates} mates", ours, theirs, theirs / ours, None)
+    return Row(f"silo: agree on keys with {mates} mates", ours, theirs, theirs / ours, None)
 
 
 def measure_server(peer: Worker, d: int, s: int, dropped: int, repeats: int) -> Row:
@@ -284,7 +284,7 @@ def main(arguments: list[str] | None = None) -> None:
     peer = Worker([str(peer_python("flwr", REQUIREMENTS)), str(Path(__file__).with_name("secagg_flwr.py"))])
     console = Console(width=None if sys.stdout.isatty() else 150)
     sizes = [(270_000, 10)] if options.quick else [(270_000, 20), (5_000_000, 5)]
-    rows = [measure_client(peer, d, 7, repeats) for d, repeats in sizes]
+    rows = [measure_silo(peer, d, 7, repeats) for d, repeats in sizes]
     rows.append(measure_agreement(peer, 7, 5))
     openings = [(270_000, 10)] if options.quick else [(270_000, 20), (5_000_000, 3)]
     rows += [measure_server(peer, d, 16, dropped, repeats) for d, repeats in openings for dropped in (0, 1)]

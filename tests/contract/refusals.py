@@ -8,7 +8,7 @@ from typing import Any
 
 from fedrep.wire.v1 import federation_pb2 as pb
 from tests.harness.live_server import OUTSIDER, Stage, refusal
-from tests.harness.mini_client import SECONDS, MiniSilo, streamed
+from tests.harness.mini_silo import SECONDS, MiniSilo, streamed
 
 OTHER_RUN = bytes(range(32))
 

@@ -25,7 +25,7 @@ from tests.contract.refusals import (
     update,
 )
 from tests.harness.live_server import LiveServer, Stage, stage, wait_until
-from tests.harness.mini_client import SECONDS
+from tests.harness.mini_silo import SECONDS
 
 
 def too_early(method: str, at: Stage) -> Any:

@@ -42,7 +42,7 @@ from tests.contract.refusals import (
     with_code,
 )
 from tests.harness.live_server import OUTSIDER, Stage
-from tests.harness.mini_client import SECONDS, MiniSilo, digest, rice_encoded
+from tests.harness.mini_silo import SECONDS, MiniSilo, digest, rice_encoded
 
 
 def garbage(at: Stage, method: str) -> Any:

@@ -21,7 +21,7 @@ from fedrep.wire.v1 import federation_pb2 as pb
 from fedrep_server.calls import expected, limits
 from tests.contract.refusals import changed
 from tests.harness.live_server import SILOS, LiveServer, Stage, refusal, stage, wait_until
-from tests.harness.mini_client import SECONDS, streamed
+from tests.harness.mini_silo import SECONDS, streamed
 from tests.harness.people import People
 
 PREFIX = "/fedrep.wire.v1.FederationService/"

@@ -26,7 +26,7 @@ from fedrep_server.calls.permissions import FEDERATION, OBSERVER, PERMISSIONS
 from fedrep_server.calls.permissions_table import page
 from fedrep_silo.trust import FederationTrust
 from tests.harness.live_server import PARAMETERS, SILOS, LiveServer, refusal, stage, wait_for_round, wait_until
-from tests.harness.mini_client import SECONDS, MiniSilo, play_round
+from tests.harness.mini_silo import SECONDS, MiniSilo, play_round
 from tests.harness.people import FEDERATION as NAME
 from tests.harness.people import People
 

@@ -20,7 +20,7 @@ from fedrep.wire.v1 import observer_pb2 as pb
 from fedrep.wire.v1.observer_pb2_grpc import ObserverServiceStub
 from fedrep_runtime.run_config import AggregatorConfig, sign_run
 from tests.harness.live_server import PARAMETERS, SILOS, LiveServer, joined, refusal, stage, wait_for_round, wait_until
-from tests.harness.mini_client import SECONDS, play_round
+from tests.harness.mini_silo import SECONDS, play_round
 
 UNKNOWN_RUN = ("NOT_FOUND", "UNKNOWN_RUN")
 RUN_OVER = ("FAILED_PRECONDITION", "RUN_OVER")

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 from fedrep_cli.main import main
 from fedrep_identity.certificates import Role
 from tests.harness.live_server import PARAMETERS, SILOS, STEP, LiveServer, joined, wait_for_round
-from tests.harness.mini_client import play_round
+from tests.harness.mini_silo import play_round
 
 Fedrep = Callable[..., tuple[int, Any, str]]
 

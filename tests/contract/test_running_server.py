@@ -29,7 +29,7 @@ from tests.harness.live_server import (
     wait_for_round,
     wait_until,
 )
-from tests.harness.mini_client import SECONDS, play_round
+from tests.harness.mini_silo import SECONDS, play_round
 from tests.harness.people import People
 
 

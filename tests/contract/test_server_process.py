@@ -24,7 +24,7 @@ from fedrep_runtime.settings import load_settings
 from fedrep_server.config import ServerSettings
 from fedrep_server.store import Store, open_store
 from tests.harness.live_server import SILOS, STEP, LiveServer, connect, create_run, stage, wait_until
-from tests.harness.mini_client import SECONDS, MiniSilo, play_round
+from tests.harness.mini_silo import SECONDS, MiniSilo, play_round
 from tests.harness.people import People
 from tests.harness.processes import ServerProcess
 

@@ -20,12 +20,12 @@ from fedrep_cli.processes import free_port
 from fedrep_dashboard.settings import DashboardSettings
 from fedrep_runtime.settings import load_settings
 from fedrep_server.config import ServerSettings
-from fedrep_silo.config import ClientSettings
+from fedrep_silo.config import SiloSettings
 from tests.deploy.chart import REPOSITORY
 from tests.harness.processes import run_scenario, start_process
 
 DEPLOY = REPOSITORY / "deploy"
-SETTINGS: dict[str, type[BaseModel]] = {"server": ServerSettings, "dashboard": DashboardSettings, "client": ClientSettings}
+SETTINGS: dict[str, type[BaseModel]] = {"server": ServerSettings, "dashboard": DashboardSettings, "client": SiloSettings}
 DOCKERFILE = (DEPLOY / "docker" / "Dockerfile").read_text()
 SILOS = ("silo-1", "silo-2", "silo-3")
 

@@ -7,7 +7,7 @@ import shlex
 
 from fedrep_cli import main as cli
 from fedrep_cli.client import LEAVE_SECONDS
-from fedrep_silo.config import ClientSettings
+from fedrep_silo.config import SiloSettings
 from tests.deploy.chart import REPOSITORY
 
 
@@ -33,7 +33,7 @@ def test_it_is_not_started_again_when_a_person_is_needed_and_is_after_anything_e
 
 def test_it_has_time_to_finish_a_promised_round_and_leave() -> None:
     assert service()["KillSignal"] == "SIGTERM"
-    assert int(service()["TimeoutStopSec"]) > ClientSettings().grace_seconds + LEAVE_SECONDS
+    assert int(service()["TimeoutStopSec"]) > SiloSettings().grace_seconds + LEAVE_SECONDS
 
 
 def test_it_can_write_only_where_identity_and_state_live() -> None:

@@ -41,7 +41,7 @@ from fedrep_runtime.run_config import AggregatorConfig, DeadlineConfig, RunConfi
 from fedrep_runtime.run_orders import amend_request, rollback_request
 from fedrep_server.config import ServerSettings
 from fedrep_server.operations.app import RunningServer, start
-from fedrep_silo.config import ClientSettings
+from fedrep_silo.config import SiloSettings
 from fedrep_silo.daemon import SiloDaemon
 from fedrep_silo.evaluator import Evaluator
 from fedrep_silo.training import in_thread
@@ -224,7 +224,7 @@ class Federation:
 
         interpreter._time_out = when_all_have_proposed  # type: ignore[method-assign]
 
-    def settings(self, silo: int | str, run: str = "run", **options: Any) -> ClientSettings:
+    def settings(self, silo: int | str, run: str = "run", **options: Any) -> SiloSettings:
         name = silo if isinstance(silo, str) else self.names[silo]
         given: dict[str, Any] = {
             "server": self.address,
@@ -235,7 +235,7 @@ class Federation:
             "give_up_after": 60.0,
             "role": "evaluator" if name == "evaluator" else "silo",
         }
-        return ClientSettings(**(given | options))
+        return SiloSettings(**(given | options))
 
     def daemon(self, silo: int, run: str = "run", trainer: Trainer | None = None, **options: Any) -> SiloDaemon:
         settings = self.settings(silo, run, **options)

@@ -27,7 +27,7 @@ from fedrep_runtime.tls import channel_options, client_channel_credentials
 from fedrep_server.config import ServerSettings
 from fedrep_server.operations.app import RunningServer, start
 from fedrep_server.rounds.run_driver import RunDriver
-from tests.harness.mini_client import SECONDS, MiniSilo
+from tests.harness.mini_silo import SECONDS, MiniSilo
 from tests.harness.people import People
 
 T = TypeVar("T")

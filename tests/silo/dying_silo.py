@@ -25,7 +25,7 @@ from fedrep.protocol.silo_state import Journal, TrainerState
 from fedrep_identity.certificates import Credentials
 from fedrep_runtime.logging import configure_logging
 from fedrep_runtime.settings import load_settings
-from fedrep_silo.config import ClientSettings
+from fedrep_silo.config import SiloSettings
 from fedrep_silo.connection import Connection, connect
 from fedrep_silo.daemon import SiloDaemon
 from fedrep_silo.state import StateFolder
@@ -98,7 +98,7 @@ class RecordingFolder(StateFolder):
         np.savez(self._records / f"{number:04}.npz", **arrays)  # type: ignore[arg-type]
 
 
-def recording_daemon(settings: ClientSettings, records: Path, step: str, number: int) -> SiloDaemon:
+def recording_daemon(settings: SiloSettings, records: Path, step: str, number: int) -> SiloDaemon:
     fate = Fate(step)
     connection = connect(settings)
     connection.__class__ = DyingConnection
@@ -122,7 +122,7 @@ def start_dying_silo(config: Path, records: Path, step: str) -> BaseProcess:
 def _run(config: Path, records: Path, step: str) -> None:
     with config.with_suffix(".log").open("ab") as log:
         os.dup2(log.fileno(), sys.stderr.fileno())
-    settings = load_settings(ClientSettings, config, "FEDREP_CLIENT")
+    settings = load_settings(SiloSettings, config, "FEDREP_CLIENT")
     configure_logging("client", json=True)
     daemon = recording_daemon(settings, records, step, int(settings.trainer.options["number"]))
     asyncio.run(daemon.run())

@@ -31,7 +31,7 @@ from fedrep_identity.enrolment import EnrolmentDesk
 from fedrep_identity.folder import FederationAddresses
 from fedrep_runtime.files import write_atomically
 from fedrep_server.config import ServerSettings
-from fedrep_silo.config import ClientSettings, load_client_settings
+from fedrep_silo.config import SiloSettings, load_silo_settings
 from fedrep_silo.training import in_thread
 from fedrep_trainers.settings import TrainerSettings
 from tests.harness.federation import Federation, StubTrainer
@@ -57,7 +57,7 @@ def test_init_asks_for_what_it_was_not_told_and_writes_settings_that_load(
     monkeypatch.setattr("typer.prompt", lambda text, default=None, **_: {"Run to take part in": "spring"}.get(text, default))
     path = tmp_path / "silo" / "client.toml"
     assert main(["client", "init", str(path), "--folder", str(tmp_path / "keys"), "--trainer", "hospital:build"]) == 0
-    settings = load_client_settings(path, {})
+    settings = load_silo_settings(path, {})
     assert (settings.server, settings.run, settings.trainer.user_code) == ("localhost:8550", "spring", "hospital:build")
     assert settings.credentials.resolve() == tmp_path / "keys"
     assert settings.state == path.parent / "state"
@@ -66,7 +66,7 @@ def test_init_asks_for_what_it_was_not_told_and_writes_settings_that_load(
     assert main(["client", "init", str(path), "--run", "x", "--server", "x:1", "--trainer", ""]) == 1, "never overwrites"
 
 
-@pytest.mark.parametrize("settings", [ClientSettings, ServerSettings])
+@pytest.mark.parametrize("settings", [SiloSettings, ServerSettings])
 def test_every_commented_line_of_a_settings_file_may_be_uncommented(settings: type[Any]) -> None:
     text = commented_toml(settings, "Title.")
     uncommented = re.sub(r"(?m)^# (\w+ = )", r"\1", text)
@@ -77,7 +77,7 @@ def test_every_commented_line_of_a_settings_file_may_be_uncommented(settings: ty
 def test_relative_paths_start_at_the_settings_file(tmp_path: Path) -> None:
     path = tmp_path / "client.toml"
     path.write_text('run = "r"\nstate = "s"\n[trainer]\ndata_dir = "d"\n[policy]\nroster_file = "pins"\n')
-    settings = load_client_settings(path, {"FEDREP_CLIENT__CREDENTIALS": "/elsewhere"})
+    settings = load_silo_settings(path, {"FEDREP_CLIENT__CREDENTIALS": "/elsewhere"})
     assert (settings.state, settings.trainer.data_dir) == (tmp_path / "s", tmp_path / "d")
     assert (settings.policy.roster_file, settings.credentials) == (tmp_path / "pins", Path("/elsewhere"))
 

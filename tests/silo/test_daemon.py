@@ -9,7 +9,7 @@ import numpy as np
 
 from fedrep.protocol.model_state import ModelState
 from fedrep_identity.certificates import Credentials
-from fedrep_silo.config import ClientSettings
+from fedrep_silo.config import SiloSettings
 from fedrep_silo.daemon import SiloDaemon
 from fedrep_silo.state import StateFolder
 from fedrep_trainers.build import build_trainer
@@ -30,7 +30,7 @@ class RememberingFolder(StateFolder):
         self.models[model.version] = model
 
 
-def remembering(settings: ClientSettings, number: int) -> tuple[SiloDaemon, RememberingFolder]:
+def remembering(settings: SiloSettings, number: int) -> tuple[SiloDaemon, RememberingFolder]:
     credentials = Credentials.load(settings.credentials)
     folder = RememberingFolder(settings.state)
     return SiloDaemon(settings, credentials, credentials.trust_store(), StubTrainer(number), state=folder), folder

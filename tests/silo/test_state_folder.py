@@ -18,7 +18,7 @@ from fedrep.protocol.silo_effects import Save
 from fedrep.protocol.silo_rules import STATEMENT_ROUNDS
 from fedrep.protocol.silo_state import Journal, SiloState, TrainerState
 from fedrep_silo.audit import Audit
-from fedrep_silo.config import ClientSettings
+from fedrep_silo.config import SiloSettings
 from fedrep_silo.connection import ServerAwayError, connect
 from fedrep_silo.ledgers import LedgerFolder
 from fedrep_silo.state import StateFolder, Written
@@ -129,7 +129,7 @@ def test_a_line_cut_short_by_a_crash_does_not_hide_the_rest_of_the_audit(tmp_pat
 
 
 def test_a_server_that_stays_away_is_mentioned_once_a_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    connection = connect(ClientSettings(run="run", state=tmp_path, give_up_after=1000))
+    connection = connect(SiloSettings(run="run", state=tmp_path, give_up_after=1000))
     nothing = grpc.aio.Metadata()
     error = grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, "connection refused", None)
     with structlog.testing.capture_logs() as lines:

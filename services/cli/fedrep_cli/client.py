@@ -22,7 +22,7 @@ from fedrep_identity.folder import FederationAddresses
 from fedrep_runtime.files import lock_folder
 from fedrep_runtime.logging import configure_logging
 from fedrep_runtime.proxy import take_capitals
-from fedrep_silo.config import ClientSettings, load_client_settings
+from fedrep_silo.config import SiloSettings, load_silo_settings
 
 if TYPE_CHECKING:
     from fedrep_silo.daemon import SiloDaemon
@@ -82,7 +82,7 @@ def init(
     }
     title = "Settings of this silo. A line that starts with # shows a default. Relative paths start at this file's folder."
     then = f"fedrep client check --config {path}, then fedrep client --config {path}"
-    write_new(path, commented_toml(ClientSettings, title, given), then, as_json)
+    write_new(path, commented_toml(SiloSettings, title, given), then, as_json)
 
 
 @app.command()
@@ -153,12 +153,12 @@ def leave(
     emit({"told_server": told, "purged": purge, "why": why}, as_json, _render_leave)
 
 
-def read_settings(config: Path | None) -> ClientSettings:
+def read_settings(config: Path | None) -> SiloSettings:
     """All that the daemon needs to be named."""
     take_capitals()
     if config is None and DEFAULT_CONFIG.exists():
         config = DEFAULT_CONFIG
-    settings = load_client_settings(config)
+    settings = load_silo_settings(config)
     if not settings.run:
         raise SettingsError(
             "No run is named. Set `run` in the silo's settings (fedrep client init writes a file), or FEDREP_CLIENT__RUN"
@@ -177,7 +177,7 @@ def hold_folder(state: Path) -> Iterator[None]:
         yield
 
 
-def make_trainer(settings: ClientSettings) -> Trainer:
+def make_trainer(settings: SiloSettings) -> Trainer:
     """A trainer of the silo's own may do without torch, which takes seconds to import."""
     if settings.trainer.user_code is not None:
         from fedrep_trainers.user_code import user_trainer
@@ -188,7 +188,7 @@ def make_trainer(settings: ClientSettings) -> Trainer:
     return build_trainer(settings.trainer)
 
 
-async def take_part(settings: ClientSettings, *, live: bool = False) -> None:
+async def take_part(settings: SiloSettings, *, live: bool = False) -> None:
     """The daemon of the role in the settings, until it is done or asked to leave."""
     from fedrep_identity.peer import follow_revocations, refresh_revocations, revocations_from_file
     from fedrep_identity.upkeep import tend_credentials
@@ -244,7 +244,7 @@ async def _until_asked_to_stop(daemon: SiloDaemon | Evaluator, grace: float) -> 
         await asyncio.wait_for(daemon.leave(), LEAVE_SECONDS)
 
 
-async def _say_goodbye(settings: ClientSettings, run: bytes) -> tuple[bool, str]:
+async def _say_goodbye(settings: SiloSettings, run: bytes) -> tuple[bool, str]:
     from fedrep_silo.connection import connect
 
     connection = connect(settings.model_copy(update={"give_up_after": LEAVE_SECONDS / 2}))

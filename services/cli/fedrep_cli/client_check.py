@@ -16,7 +16,7 @@ from fedrep.protocol.silo_trust import check_run_signature
 from fedrep_cli.client import make_trainer
 from fedrep_identity.certificates import Credentials
 from fedrep_identity.diagnosis import Outcome, diagnose
-from fedrep_silo.config import ClientSettings
+from fedrep_silo.config import SiloSettings
 from fedrep_silo.connection import connect
 from fedrep_silo.drill import Drill
 from fedrep_silo.state import StateFolder
@@ -33,7 +33,7 @@ def row(check: str, outcome: Outcome, text: str, advice: str = "") -> Row:
     return {"check": check, "outcome": outcome.value, "text": text, "advice": advice}
 
 
-async def check_silo(settings: ClientSettings) -> list[Row]:
+async def check_silo(settings: SiloSettings) -> list[Row]:
     rows = [row("settings", Outcome.OK, f"{settings.role} in run {settings.run!r} at {settings.server}")]
     rows += await _credentials_and_connection(settings)
     trainer, made = _trainer(settings)
@@ -45,12 +45,12 @@ async def check_silo(settings: ClientSettings) -> list[Row]:
     return rows
 
 
-async def _credentials_and_connection(settings: ClientSettings) -> list[Row]:
+async def _credentials_and_connection(settings: SiloSettings) -> list[Row]:
     findings = await diagnose(settings.credentials, settings.server)
     return [row(finding.check, finding.outcome, finding.text, finding.advice) for finding in findings]
 
 
-def _trainer(settings: ClientSettings) -> tuple[Trainer | None, list[Row]]:
+def _trainer(settings: SiloSettings) -> tuple[Trainer | None, list[Row]]:
     source = settings.trainer.user_code or f"{settings.trainer.model} on {settings.trainer.dataset}"
     started = time.monotonic()
     try:
@@ -86,7 +86,7 @@ def _promises(trainer: Trainer) -> Iterable[Row]:
         yield row(f"trainer: {finding.check}", outcome, finding.detail, advice)
 
 
-def _state(settings: ClientSettings, trainer: Trainer | None) -> Row:
+def _state(settings: SiloSettings, trainer: Trainer | None) -> Row:
     try:
         folder = StateFolder(settings.state)
         journal = folder.journal()
@@ -103,7 +103,7 @@ def _state(settings: ClientSettings, trainer: Trainer | None) -> Row:
     return row("state folder", Outcome.OK, f"{settings.state}, {last}")
 
 
-async def _run(settings: ClientSettings, trainer: Trainer | None) -> list[Row]:
+async def _run(settings: SiloSettings, trainer: Trainer | None) -> list[Row]:
     """The run as the server shows it, against this silo's policy and model; nothing is promised by asking."""
     connection = connect(settings.model_copy(update={"give_up_after": SERVER_SECONDS / 2}))
     try:
@@ -131,7 +131,7 @@ def _model(run: RunManifest, trainer: Trainer) -> Row:
     return row("model of the run", Outcome.FAILED, text, "Use the model that the run was created with.")
 
 
-def _policy(settings: ClientSettings, run: RunManifest, name: str) -> Row:
+def _policy(settings: SiloSettings, run: RunManifest, name: str) -> Row:
     try:
         check_run(run, settings.policy.rules(None), name)
         Drill.of(settings.drill).check(run)
@@ -140,7 +140,7 @@ def _policy(settings: ClientSettings, run: RunManifest, name: str) -> Row:
     return row("policy", Outcome.OK, "the run is within this silo's policy")
 
 
-def _epsilon(settings: ClientSettings, run: RunManifest) -> Row:
+def _epsilon(settings: SiloSettings, run: RunManifest) -> Row:
     """For the full roster: fewer silos propose more coordinates each."""
     cost = coordinate_epsilon(run.parameters, run.coordinates // len(run.silos), run.alpha)
     covers = "which coordinates are proposed, one coordinate changed"

@@ -266,7 +266,7 @@ class _Demo:
         if problems:
             raise SettingsError("the server refuses the run: " + "; ".join(problems))
 
-    def _client_document(self, run: str, name: str, index: int) -> dict[str, Any]:
+    def _silo_document(self, run: str, name: str, index: int) -> dict[str, Any]:
         return {
             "server": self._server,
             "run": run,
@@ -281,14 +281,14 @@ class _Demo:
 
     def _start_silo(self, run: str, index: int) -> None:
         name = silo_name(index)
-        document = self._client_document(run, name, index)
+        document = self._silo_document(run, name, index)
         document["trainer"] |= {"evaluation_shard": True}  # what it reports is its own view; the evaluator sees all
         if index < self._settings.byzantine:
             document["drill"] = self._settings.drill().model_dump()
         self._processes.start(f"{run}-{name}", ["client", "--config", str(self._write(f"{run}-{name}", document))])
 
     def _start_evaluator(self, run: str) -> None:
-        document = {**self._client_document(run, "evaluator", 0), "role": "evaluator", "evaluate_every": 1}
+        document = {**self._silo_document(run, "evaluator", 0), "role": "evaluator", "evaluate_every": 1}
         self._processes.start(f"{run}-evaluator", ["client", "--config", str(self._write(f"{run}-evaluator", document))])
 
     def _watch(self, run: str) -> None:

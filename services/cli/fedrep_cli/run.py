@@ -78,11 +78,11 @@ def initial_model(
     as_json: Json = False,
 ) -> None:
     """Write the parameters a run starts from, as the silos' trainer makes them; the same settings give the same ones."""
-    from fedrep_silo.config import load_client_settings
+    from fedrep_silo.config import load_silo_settings
     from fedrep_trainers.build import build_trainer
     from fedrep_trainers.layout import write_model
 
-    trainer = build_trainer(load_client_settings(config).trainer)
+    trainer = build_trainer(load_silo_settings(config).trainer)
     vector = trainer.initial()
     write_model(target, trainer.layout, vector)
     emit({"file": str(target), "parameters": vector.size}, as_json, lambda r: f"Wrote {r['file']}, {r['parameters']} parameters.")

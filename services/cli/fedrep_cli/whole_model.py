@@ -9,7 +9,7 @@ import numpy as np
 from safetensors.numpy import save
 
 from fedrep.errors import SettingsError
-from fedrep_silo.config import load_client_settings
+from fedrep_silo.config import load_silo_settings
 from fedrep_trainers.build import build_trainer
 from fedrep_trainers.layout import read_model
 from fedrep_trainers.trainer import ModelExporter
@@ -17,7 +17,7 @@ from fedrep_trainers.trainer import ModelExporter
 
 def whole_model(parameters: bytes, config: Path, metadata: dict[str, str]) -> bytes:
     """A safetensors file of every tensor that the trainer's model has; refuses where the trainer cannot give them all."""
-    trainer = build_trainer(load_client_settings(config).trainer)
+    trainer = build_trainer(load_silo_settings(config).trainer)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.safetensors"
         file.write_bytes(parameters)

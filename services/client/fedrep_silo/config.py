@@ -76,7 +76,7 @@ class DrillSettings(Section):
     options: dict[str, Any] = Field(default_factory=dict, description="settings of the attack, for example epsilon = 10")
 
 
-class ClientSettings(Section):
+class SiloSettings(Section):
     server: str = Field(default="localhost:8550", description="host:port of the federation server")
     server_name: str | None = Field(
         default=None, description="name in the server's certificate, where it differs from the address"
@@ -104,9 +104,9 @@ class ClientSettings(Section):
     drill: DrillSettings = DrillSettings()
 
 
-def load_client_settings(path: Path | None, environ: Mapping[str, str] | None = None) -> ClientSettings:
+def load_silo_settings(path: Path | None, environ: Mapping[str, str] | None = None) -> SiloSettings:
     """The silo's settings; relative paths are meant from the file's own folder, wherever the command is started."""
-    settings = load_settings(ClientSettings, path, "FEDREP_CLIENT", environ)
+    settings = load_settings(SiloSettings, path, "FEDREP_CLIENT", environ)
     home = path.resolve().parent if path is not None else Path.cwd()
     trainer = settings.trainer
     folders = {name: home / value for name in ("data_dir", "cache_dir") if (value := getattr(trainer, name)) is not None} | {

@@ -57,7 +57,7 @@ from fedrep_identity.certificates import Credentials
 from fedrep_runtime.status import error_of
 from fedrep_runtime.tls import channel_options, client_channel_credentials
 from fedrep_silo.audit import Audit
-from fedrep_silo.config import ClientSettings
+from fedrep_silo.config import SiloSettings
 from fedrep_silo.state import Written, spent_epsilon
 
 log = structlog.get_logger(__name__)
@@ -378,7 +378,7 @@ class Connection:
         return self._stub
 
 
-def connect(settings: ClientSettings) -> Connection:
+def connect(settings: SiloSettings) -> Connection:
     return Connection(
         settings.server,
         lambda: Credentials.load(settings.credentials),

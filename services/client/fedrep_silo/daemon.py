@@ -39,7 +39,7 @@ from fedrep.protocol.silo_effects import (
 from fedrep.protocol.silo_machine import Conduct, Randomness, SiloIdentity, SiloMachine
 from fedrep.protocol.silo_state import SiloState
 from fedrep_identity.certificates import Credentials, TrustStore
-from fedrep_silo.config import ClientSettings
+from fedrep_silo.config import SiloSettings
 from fedrep_silo.connection import Connection, ServerAwayError, connect
 from fedrep_silo.drill import Drill
 from fedrep_silo.ledgers import LedgerFolder
@@ -55,7 +55,7 @@ class SiloDaemon:
 
     def __init__(
         self,
-        settings: ClientSettings,
+        settings: SiloSettings,
         credentials: Credentials,
         trust: TrustStore,
         trainer: Trainer,
@@ -72,7 +72,7 @@ class SiloDaemon:
         self._events: asyncio.Queue[Event | FedrepError] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def _machine(self, settings: ClientSettings, credentials: Credentials, trust: TrustStore, trainer: Trainer) -> SiloMachine:
+    def _machine(self, settings: SiloSettings, credentials: Credentials, trust: TrustStore, trainer: Trainer) -> SiloMachine:
         own = SiloIdentity(
             SiloName(credentials.identity.name),
             lambda: Credentials.load(settings.credentials).signing_key,

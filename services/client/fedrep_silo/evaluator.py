@@ -21,7 +21,7 @@ from fedrep.protocol.silo_trust import check_run_signature
 from fedrep.wire.v1 import federation_pb2 as pb
 from fedrep_identity.certificates import TrustStore
 from fedrep_runtime.files import write_atomically
-from fedrep_silo.config import ClientSettings
+from fedrep_silo.config import SiloSettings
 from fedrep_silo.connection import REMINDER_SECONDS, connect
 from fedrep_silo.state import StateFolder
 from fedrep_silo.training import in_thread
@@ -32,7 +32,7 @@ log = structlog.get_logger(__name__)
 
 
 class Evaluator:
-    def __init__(self, settings: ClientSettings, trust: TrustStore, trainer: Trainer) -> None:
+    def __init__(self, settings: SiloSettings, trust: TrustStore, trainer: Trainer) -> None:
         self._settings = settings
         self._trust = trust
         self._trainer = trainer

@@ -34,7 +34,7 @@ from fedrep.protocol.silo_effects import (
 )
 from fedrep.protocol.silo_state import SiloState
 from fedrep.wire.v1 import federation_pb2 as pb
-from fedrep_silo.config import ClientSettings
+from fedrep_silo.config import SiloSettings
 from fedrep_silo.connection import REMINDER_SECONDS, Connection
 from fedrep_silo.ledgers import LedgerFolder
 from fedrep_silo.state import StateFolder, spent_epsilon
@@ -48,7 +48,7 @@ LONGEST_PROBLEM = 500
 class Reports:
     def __init__(
         self,
-        settings: ClientSettings,
+        settings: SiloSettings,
         connection: Connection,
         state: StateFolder,
         ledgers: LedgerFolder,

@@ -1,6 +1,6 @@
 """The host name in the certificate authority's own TLS certificate.
 
-Clients expect it instead of the address they dial: no other server's certificate carries it, and the authority can move to
+Callers expect it instead of the address they dial: no other server's certificate carries it, and the authority can move to
 another address without a new certificate.
 """
 

@@ -6,7 +6,7 @@ import random
 
 from fedrep.wire.v1 import federation_pb2 as pb
 from tests.harness.live_server import PARAMETERS, SILOS, LiveServer, wait_for_round
-from tests.harness.mini_client import play_round, rice_decoded, rice_encoded
+from tests.harness.mini_silo import play_round, rice_decoded, rice_encoded
 
 
 def test_silos_written_from_the_documents_play_whole_rounds(server: LiveServer) -> None:

@@ -1,7 +1,7 @@
 """A second silo, written from the proto files and docs/wire-format.md alone: nothing of `fedrep` but the generated messages.
 
 It keeps no rule that protects a silo; it only shows that the documents suffice to take part. Lists of Python integers stand
-where the first client uses arrays, so the two share no code path. `tests.contract` also uses it to make valid messages, and
+where the service's own silo uses arrays, so the two share no code path. `tests.contract` also uses it to make valid messages, and
 then bends them.
 """
 
