@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.live_server import LiveServer, People
+from tests.harness.live_server import LiveServer
+from tests.harness.people import People
 
 ANOTHER = "127.0.0.2"  # an address of this machine that a socket on 127.0.0.1 does not answer, and one on 0.0.0.0 does
 

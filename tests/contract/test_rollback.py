@@ -13,7 +13,7 @@ from fedrep.wire.v1 import observer_pb2 as pb
 from fedrep.wire.v1.observer_pb2_grpc import ObserverServiceStub
 from fedrep_identity.certificates import Role
 from tests.harness.live_server import PARAMETERS, SILOS, LiveServer, refusal, wait_for_round
-from tests.harness.mini_client import play_round
+from tests.harness.mini_silo import play_round
 
 Change = Callable[[LiveServer, pb.RollBackRunRequest], None]
 

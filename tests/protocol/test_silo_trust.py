@@ -48,9 +48,9 @@ def test_a_rollback_counts_for_its_run_with_an_admins_signature_and_where_it_is_
     run = federation.run
     signature = ADMIN.sign(rollback_message(run.digest(), 5, b"h" * 32))
     order = SignedRollback(run.digest(), 5, b"h" * 32, "admin", b"admin", signature)
-    assert check_rollback(order, run, federation) is order
-    assert check_rollback(None, run, federation) is None
-    assert check_rollback(replace(order, version=6), run, federation) is None
-    assert check_rollback(replace(order, model_hash=b"x" * 32), run, federation) is None
-    assert check_rollback(order, replace(run, rounds=7), federation) is None
-    assert check_rollback(order, run, federation, frozenset({fingerprint_of("another")})) is None
+    assert check_rollback(order, [run], federation) is order
+    assert check_rollback(None, [run], federation) is None
+    assert check_rollback(replace(order, version=6), [run], federation) is None
+    assert check_rollback(replace(order, model_hash=b"x" * 32), [run], federation) is None
+    assert check_rollback(order, [replace(run, rounds=7)], federation) is None
+    assert check_rollback(order, [run], federation, frozenset({fingerprint_of("another")})) is None

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from fedrep.errors import StoreUnavailableError
+from fedrep.wire import codec
 from fedrep_server.store import Store
-from tests.harness.live_server import SILOS, STEP, LiveServer, People, joined, wait_for_round, wait_until
-from tests.harness.mini_client import play_round
+from tests.harness.live_server import SILOS, STEP, LiveServer, joined, wait_for_round, wait_until
+from tests.harness.mini_silo import play_round
+from tests.harness.people import People
 
 RUN = "faulty"
 
@@ -42,7 +44,7 @@ class Faulty:
 
 @pytest.fixture(scope="module")
 def people(tmp_path_factory: pytest.TempPathFactory) -> People:
-    return People.create(tmp_path_factory.mktemp("people"))
+    return People.create(tmp_path_factory.mktemp("people"), SILOS)
 
 
 @pytest.fixture
@@ -123,8 +125,10 @@ def test_a_rollback_whose_word_was_lost_does_not_stand_in_the_way_of_a_round(liv
     second = wait_for_round(live, RUN, after=1)
     breaks(live, "save_progress", early=False)
     driver, coordinator = live.driver(RUN), live.running.coordinator
+    admin = live.people.credentials["admin"]
+    order = codec.rollback_from_wire(live.rollback_request(RUN, 0, "admin").order)
     with pytest.raises(StoreUnavailableError):
-        live.ask(coordinator.roll_back(driver, 0))
+        live.ask(coordinator.roll_back(driver, 0, order, admin.trust_store().verify(admin.chain)))
     assert second.round == 2
     third = wait_for_round(live, RUN, after=2)
     play_round(silos, third, STEP)

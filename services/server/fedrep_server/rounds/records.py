@@ -41,8 +41,6 @@ from fedrep_server.store import (
     attendance_to_json,
 )
 
-log = structlog.get_logger(__name__)
-
 Listener = Callable[[str], None]
 FLOAT_BYTES = 4
 REMEMBERED_ROUNDS = 32
