@@ -353,7 +353,7 @@ class SiloMachine:
         order = self._rollback
         if order is not None and (order.version, order.model_hash) == (manifest.model_version, manifest.model_hash):
             return True
-        if order is not None and held.version < order.version <= manifest.model_version:
+        if order is not None and held.version < order.version < manifest.model_version:
             return True  # it stayed out of the rounds after the order; one that it has followed opens nothing a second time
         return manifest.model_version > held.version and manifest.round != self._last_heard + 1
 

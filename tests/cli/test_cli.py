@@ -314,7 +314,7 @@ def test_plan_describes_the_papers_experiment(capsys: pytest.CaptureFixture[str]
     assert result["problems"] == []
     assert result["k"] == 425
     assert result["buffers"]["sizes"] == [2] * 16
-    assert result["buffers"]["value_bits"] == 13  # a quorum of 23 silos would leave a buffer of 3
+    assert result["buffers"]["value_bits"] == 14  # seats are fixed: no turnout makes a larger buffer
     assert result["slack"] == {"absent_silos": 10, "silent_holders": 10, "dropouts_per_buffer": 0, "lost_buffers": 1}
     assert result["privacy"]["epsilon_round"] == pytest.approx(12.512, abs=5e-4)
     assert result["privacy"]["epsilon_total"] == pytest.approx(1251.2, abs=0.05)
@@ -350,7 +350,7 @@ def test_plan_survives_settings_for_which_little_can_be_said(capsys: pytest.Capt
     assert "none can be promised" in text
     assert text.count("cannot be counted") == 2
     assert main(["plan", "--quorum", "1"]) == 1
-    assert "  - quorum 1: at least " in capsys.readouterr().out
+    assert "  - quorum 1: a round needs at least " in capsys.readouterr().out
     assert main(["plan", "--silos", "3", "--buffer-size", "4"]) == 1
     assert "3 silos do not fill one buffer of 4" in capsys.readouterr().err
 
@@ -366,7 +366,7 @@ def test_plan_names_no_quorum_that_nobody_set(capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("option", "value", "setting", "reason"),
     [
-        ("--quorum", 1, "quorum", "quorum 1: at least 7 silos must propose"),
+        ("--quorum", 1, "quorum", "quorum 1: a round needs at least 7 silos"),
         ("--quorum", 11, "quorum", "quorum 11: between 1 and the 10 silos"),
         ("--buffer-size", 1, "buffer_size", "buffer size 1: at least 2"),
         ("--min-survivors", 1, "min_survivors", "min_survivors 1: raise it to c + 2 = 2"),

@@ -74,8 +74,12 @@ def test_a_proposal_after_its_phase_is_refused_and_changes_nothing(server: LiveS
             call.result()
     refuses(at, lambda at: propose(at.last, *proposal(at)), OUT_OF_PHASE)
     if phase == "submit":
-        not_assigned = pb.SubmissionHeader(run=at.last.run, round=1, masked_sha256=hashlib.sha256(b"").digest())
-        refuses(at, lambda at: submit(at.last, not_assigned, b""), ("FAILED_PRECONDITION", "NOT_ASSIGNED"))
+        at.first.consensus()
+        masked = bytes(2 * len(at.first.indices))
+        not_assigned = pb.SubmissionHeader(
+            run=at.last.run, round=1, masked_size=len(masked), masked_sha256=hashlib.sha256(masked).digest()
+        )
+        refuses(at, lambda at: submit(at.last, not_assigned, masked), ("FAILED_PRECONDITION", "NOT_ASSIGNED"))
 
 
 @pytest.mark.parametrize(
