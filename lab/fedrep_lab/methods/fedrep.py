@@ -104,8 +104,7 @@ class FedREP:
         survived = proposed & self._here(DROP, cell.dropout, round_number)
         if np.count_nonzero(survived) < share_threshold(cell.m):  # too few holders confirm, so nobody reveals
             return Turnout(proposed, [])
-        seated = [group for group in groups if np.count_nonzero(proposed[group]) >= self._least]  # the others only hold shares
-        left = [group[survived[group]] for group in seated]
+        left = [group[survived[group]] for group in groups]  # where too few proposed nobody submits, and too few are left here
         return Turnout(proposed, [left[number] for number in sorted(openable_buffers(left, self._least, cell.f))])
 
     def _here(self, purpose: int, chance: float, round_number: int) -> NDArray[np.bool_]:
