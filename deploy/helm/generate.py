@@ -49,7 +49,7 @@ KEPT_BY_CHART = {
         "web_certificate",
         "web_key",
     },
-    "SiloSettings": {"server", "server_name", "run", "role", "credentials", "state", "log_json"},
+    "SiloSettings": {"server", "server_name", "run", "role", "credentials", "state", "ledger", "log_json"},
 }
 DROPPED = {"description", "default", "title", "format", "writeOnly"}
 _LINE = re.compile(r"^(?P<indent> *)(?P<key>[A-Za-z]\w*):")

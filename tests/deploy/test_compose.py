@@ -126,8 +126,8 @@ def test_the_federation_of_the_compose_file_plays_its_run(compose: dict[str, Any
             here = {"PORT": str(port), "DATA": str(tmp_path / "server"), "CREDENTIALS": identity, **off}
             return {f"FEDREP_SERVER__{key}": value for key, value in here.items()}
         own: dict[str, str] = compose["services"][name]["environment"]
-        folders = {"STATE": str(tmp_path / "state" / name), "LEDGER": str(tmp_path / "ledger" / name)}
-        here = {"SERVER": f"localhost:{port}", "CREDENTIALS": identity, **folders}
+        here = {"SERVER": f"localhost:{port}", "STATE": str(tmp_path / "state" / name), "CREDENTIALS": identity}
+        here["LEDGER"] = str(tmp_path / "ledger" / name)
         return {f"FEDREP_CLIENT__{key}": value for key, value in here.items()} | own
 
     async def scenario() -> None:

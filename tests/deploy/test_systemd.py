@@ -41,3 +41,4 @@ def test_it_can_write_only_where_identity_and_state_live() -> None:
     assert (service()["StateDirectory"], service()["StateDirectoryMode"]) == ("fedrep", "0700")
     guide = (REPOSITORY / "docs" / "silo.md").read_text()
     assert 'state = "/var/lib/fedrep/state"' in guide
+    assert 'ledger = "/var/lib/fedrep/ledger"' in guide
