@@ -134,7 +134,7 @@ def audit(
 def leave(
     context: typer.Context,
     config: Config = None,
-    purge: Annotated[bool, typer.Option(help="Also forget everything: residual, model, ledger, audit.")] = False,
+    purge: Annotated[bool, typer.Option(help="Also forget this run: residual, model, journal, audit. The ledger stays.")] = False,
     as_json: Json = False,
 ) -> None:
     """Tell the server that this silo leaves the run. Stop the daemon first (SIGTERM leaves politely by itself)."""

@@ -29,7 +29,7 @@ class ServerMetrics:
         self._buffers = counter("fedrep_buffers", "Buffers opened or not", ["run", "fate"])
         self._distance = gauge("fedrep_buffer_distance", "Distance of a buffer's mean from the update", ["run", "buffer"])
         self._range = gauge("fedrep_clip_range", "R, the range values are clipped to", ["run"])
-        self._clip_rate = gauge("fedrep_clip_rate", "Median share of clipped values", ["run"])
+        self._clip_rate = gauge("fedrep_clip_rate", "Share of proposers whose values the range clips", ["run"])
         self._epsilon = gauge("fedrep_epsilon_round", "Exact epsilon of one proposal; absent without guarantee", ["run"])
 
     def called(self, call: FinishedCall) -> None:
