@@ -2,16 +2,44 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from fedrep.protocol.error_memory import Fate, judge
 from fedrep.protocol.messages import Evidence, Outcome, Phase, Submission, SurvivorSet
 from fedrep.protocol.silo_effects import Accepted, Concluded, Confirmations, GetConsensus, GetSurvivors, GetUpdate
 from fedrep.protocol.silo_rules import may_state
 from tests.protocol.federation import Federation
-from tests.protocol.lying_server import LyingServer, outcome, seated, statement_of
+from tests.protocol.lying_server import LyingServer, outcome, seated, solved_from_three_groups, statement_of
 from tests.protocol.silo_refusal import refused
+
+
+@pytest.mark.parametrize(("noise", "least", "most"), [(0.0, 0.999, 1.0), (2.0, 0.0, 0.7)])
+def test_a_server_that_holds_the_model_still_is_a_known_leak(noise: float, least: float, most: float) -> None:
+    """Not prevented: "applied" with G = 0 is no lie a silo can see, and training again gives the same update again.
+
+    Without noise in local training three groupings, each an epoch of its own, give it away; minibatch noise of twice its size
+    hides most of it.
+    """
+    federation = Federation.of(4, parameters=480, coordinates=480, seed=3, reshuffle_every=1)
+    rng = np.random.default_rng(1)
+    persistent = {name: rng.normal(scale=0.1, size=480) for name in federation.silos}
+    sums: dict[tuple[str, str], NDArray[np.float64]] = {}
+    while len(sums) < 6:
+        federation.model = replace(federation.model, state=replace(federation.model.state, version=federation.round_number))
+        federation.updates = {
+            name: (update + rng.normal(scale=0.1 * noise, size=480)).astype(np.float32) for name, update in persistent.items()
+        }
+        server = LyingServer.with_proposals(federation)
+        for one, two in seated(federation):
+            sent = [server.show(silo, seated(federation), np.arange(480)).values.dequantized for silo in (one, two)]
+            sums[(one.name, two.name)] = np.sum(sent, axis=0, dtype=float)
+    v, a, b, _ = federation.silos
+    solved = solved_from_three_groups(sums, v, a, b)
+    assert least <= float(np.corrcoef(solved, persistent[v])[0, 1]) <= most
 
 
 def test_a_crash_between_reveal_and_update_neither_resends_nor_lies() -> None:
