@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
-from typing import Any
 
 import pytest
 
@@ -18,8 +17,8 @@ from tests.protocol.played_run import MemoryDisk, PlayedRun
 NEWCOMER = "silo-99"
 
 
-def a_run(**changes: Any) -> RunManifest:
-    return Federation.of(5, reshuffle_every=10, **changes).run
+def a_run() -> RunManifest:
+    return Federation.of(5, reshuffle_every=10).run
 
 
 def other_value(name: str, value: object) -> object:
@@ -118,8 +117,8 @@ def test_a_silo_that_spoke_in_an_epoch_under_the_old_list_sits_in_no_second_grou
         check_chain(first.digest().hex(), chain, last_round=10)
 
 
-def served(**changes: Any) -> PlayedRun:
-    run = PlayedRun.of(4, quorum=3, reshuffle_every=2, **changes)
+def served() -> PlayedRun:
+    run = PlayedRun.of(4, quorum=3, reshuffle_every=2)
     assert isinstance(run, PlayedRun)
     run.serve(MemoryDisk.of(run.run, run.model))
     return run

@@ -1,0 +1,65 @@
+"""An amended list of silos counts only as its admin signed it, and only the list may change (N4)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fedrep.protocol.amendments import amended
+from fedrep.protocol.manifests import RunManifest
+from fedrep.wire import codec
+from fedrep.wire.v1 import observer_pb2 as pb
+from fedrep.wire.v1.observer_pb2_grpc import ObserverServiceStub
+from fedrep_cli.main import main
+from fedrep_identity.certificates import Role
+from fedrep_runtime.run_config import sign_run
+from tests.harness.live_server import OUTSIDER, SILOS, LiveServer, refusal
+
+
+def request(server: LiveServer, manifest: RunManifest, signer: str = "admin") -> pb.AmendRunRequest:
+    own = server.people.credentials[signer]
+    signed = sign_run(manifest, signer, own.chain, own.signing_key)
+    return pb.AmendRunRequest(name=manifest.name, manifest=codec.signed_run_to_wire(signed))
+
+
+def test_an_amendment_that_is_not_signed_by_the_caller_or_changes_more_is_refused_and_changes_nothing(
+    server: LiveServer, run_name: str
+) -> None:
+    server.create_run(run_name)
+    server.people.issue("other-admin", Role.ADMIN)
+    new = amended(server.driver(run_name).manifest, [OUTSIDER], [], 0)
+    forged = request(server, new)
+    forged.manifest.manifest.quorum += 1
+    admin: Any = ObserverServiceStub(server.channel("admin"))  # type: ignore[no-untyped-call]
+    before = server.snapshot(run_name)
+    for call, expected in (
+        (request(server, new, "other-admin"), ("UNAUTHENTICATED", "WRONG_ADMIN")),
+        (forged, ("UNAUTHENTICATED", "BAD_SIGNATURE")),
+        (request(server, replace(new, alpha=0.25)), ("FAILED_PRECONDITION", "BAD_AMENDMENT")),
+        (request(server, replace(new, from_round=11)), ("FAILED_PRECONDITION", "BAD_AMENDMENT")),
+        (request(server, replace(new, quorum=2)), ("FAILED_PRECONDITION", "PREFLIGHT")),
+        (request(server, amended(new, [], ["silo-a"], 10)), ("FAILED_PRECONDITION", "BAD_AMENDMENT")),
+        (request(server, replace(new, from_round=60)), ("FAILED_PRECONDITION", "EPOCH_MOVED")),
+    ):
+        assert refusal(lambda call=call: admin.AmendRun(call)) == expected
+        assert server.snapshot(run_name) == before
+        assert server.driver(run_name).amendment is None
+
+
+def test_the_command_signs_a_list_for_the_next_epoch(
+    server: LiveServer, run_name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.create_run(run_name)
+    where = ["--server", server.address, "--identity", str(server.people.folder / "admin"), "--json"]
+    assert main(["run", "amend", run_name, "--add", OUTSIDER, "--remove", "silo-a", *where]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["silos_allowed"] == 4  # the server's log goes before
+    pending = server.driver(run_name).amendment
+    assert pending is not None
+    assert pending.manifest.silos == (*SILOS[1:], OUTSIDER)
+    assert pending.manifest.from_round == 10
+    assert refusal(lambda: server.silo(OUTSIDER).join(run_name)) == ("NOT_FOUND", "UNKNOWN_RUN")
+    assert main(["run", "amend", run_name, "--remove", "silo-y", *where]) == 1
+    assert "'silo-y' is not on the list" in capsys.readouterr().err
