@@ -22,6 +22,7 @@ from fedrep.wire.v1.observer_pb2_grpc import ObserverServiceStub
 from fedrep_identity.authority import CertificateAuthority, issue_credentials
 from fedrep_identity.certificates import REVOCATIONS_FILE, Identity, Role
 from fedrep_runtime.status import reason_of
+from fedrep_server.calls.interceptor import Gate
 from fedrep_server.calls.permissions import FEDERATION, OBSERVER, PERMISSIONS
 from fedrep_server.calls.permissions_table import page
 from fedrep_silo.trust import FederationTrust
@@ -192,6 +193,35 @@ def test_revocation_ends_a_waiting_call_within_seconds(guarded: LiveServer) -> N
     thread.join(SECONDS)
     channel.close()
     assert caught == [("UNAUTHENTICATED", "CERTIFICATE_REVOKED")]
+
+
+async def sweep(gate: Gate) -> None:
+    gate.sweep()
+
+
+def test_a_waiting_call_ends_when_its_certificate_does_though_no_revocation_list_changed(guarded: LiveServer) -> None:
+    guarded.create_run("expiry")
+    silos = [guarded.silo(name) for name in SILOS]
+    for silo in silos:
+        silo.join("expiry")
+    wait_for_round(guarded, "expiry")
+    gate = guarded.running.gate
+    ends = guarded.people.credentials["silo-a"].certificate.not_valid_after_utc.timestamp()
+    request = federation_pb2.GetSurvivorsRequest(run=silos[0].run, round=1)
+    waiting = silos[0].stub.GetSurvivors.future(request, timeout=SECONDS)
+    wait_until(lambda: guarded.waiting("expiry") == 1)
+    judged, clock = gate.trust.revoked, gate.now
+    try:
+        gate.now = lambda: ends - 1
+        guarded.ask(sweep(gate))
+        assert guarded.waiting("expiry") == 1
+        gate.now = lambda: ends + 1
+        assert refusal(waiting.result) == ("UNAUTHENTICATED", "CERTIFICATE_EXPIRED")
+        assert gate.trust.revoked is judged
+        assert refusal(lambda: silos[0].stub.GetSurvivors(request, timeout=SECONDS)) == ("UNAUTHENTICATED", "CERTIFICATE_EXPIRED")
+    finally:
+        gate.now = clock
+    assert guarded.waiting("expiry") == 0
 
 
 def test_a_new_server_certificate_in_the_middle_of_a_run_loses_no_round(guarded: LiveServer) -> None:

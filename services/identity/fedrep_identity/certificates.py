@@ -41,7 +41,8 @@ def key_fingerprint(certificate: x509.Certificate) -> bytes:
 
 @dataclass(frozen=True)
 class PeerCertificate:
-    """A certificate that passed every check of a `TrustStore` at the moment it was asked."""
+    """A certificate that passed every check of a `TrustStore` at the moment it was asked. `not_after` is the end of the first
+    certificate of its chain to end."""
 
     identity: Identity
     fingerprint: bytes
@@ -153,7 +154,7 @@ class TrustStore:
             key_fingerprint(leaf),
             verify_key_from_public(leaf.public_key()),
             leaf.not_valid_before_utc,
-            leaf.not_valid_after_utc,
+            min(certificate.not_valid_after_utc for certificate in path),
             to_pem(path[:-1]),
         )
 

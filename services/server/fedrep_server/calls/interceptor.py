@@ -7,6 +7,7 @@ second: it is cut when its caller's certificate was revoked or has expired.
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
@@ -75,6 +76,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         self.trust = trust
         self.meter = meter
         self.turnstile = turnstile
+        self.now: Callable[[], float] = time.time
         self.alone: dict[tuple[str, str, str], _Call] = {}
         self._known: dict[object, tuple[PeerCertificate, Revocations, float]] = {}
         self._handlers: dict[str, Handler] = {}
@@ -87,10 +89,10 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         presented = Presented(context.auth_context())
         key = (presented.shown, roles)
         known = self._known.get(key)
-        now = time.time()
+        now = self.now()
         if known is not None and known[1] is self.trust.revoked and now < known[2]:
             return known[0]
-        peer = peer_certificate(presented, self.trust, roles)
+        peer = peer_certificate(presented, self.trust, roles, _moment(now))
         if len(self._known) >= MOST_JUDGEMENTS:
             self._known.clear()
         self._known[key] = (peer, self.trust.revoked, min(now + JUDGED_SECONDS, peer.not_after.timestamp()))
@@ -100,32 +102,35 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         self._open.add(call)
         if not self._sweeping:
             self._sweeping = True
-            asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._sweep)
+            asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._sweep_again)
 
     def closed(self, call: _Call) -> None:
         self._open.discard(call)
 
-    def _sweep(self) -> None:
+    def _sweep_again(self) -> None:
+        self.sweep()
+        self._sweeping = bool(self._open)
+        if self._sweeping:
+            asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._sweep_again)
+
+    def sweep(self) -> None:
         """Cuts the calls of everyone who is no longer welcome. Without a new list only those that expire are looked at."""
-        revoked, now = self.trust.revoked, time.time()
+        revoked, now = self.trust.revoked, self.now()
         judged: dict[bytes, FedrepError | None] = {}
         for call in list(self._open):
             peer = call.peer
             if revoked is self._swept and now < peer.not_after.timestamp():
                 continue
             if peer.chain not in judged:
-                judged[peer.chain] = self._unwelcome(peer.chain)
+                judged[peer.chain] = self._unwelcome(peer.chain, now)
             unwelcome = judged[peer.chain]
             if unwelcome is not None:
                 call.cut(unwelcome)
         self._swept = revoked
-        self._sweeping = bool(self._open)
-        if self._sweeping:
-            asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._sweep)
 
-    def _unwelcome(self, chain: bytes) -> CryptoError | None:
+    def _unwelcome(self, chain: bytes, now: float) -> CryptoError | None:
         try:
-            self.trust.verify(chain)
+            self.trust.verify(chain, _moment(now))
         except CryptoError as error:
             return error
         return None
@@ -163,6 +168,10 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
 
         make_unary = grpc.stream_unary_rpc_method_handler if handler.request_streaming else grpc.unary_unary_rpc_method_handler
         return make_unary(unary)
+
+
+def _moment(seconds: float) -> dt.datetime:
+    return dt.datetime.fromtimestamp(seconds, dt.UTC)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ leader's does.
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import signal
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
@@ -110,7 +111,8 @@ async def start(settings: ServerSettings, on_lost: OnLost = end_process) -> Runn
 
 async def _identity(settings: ServerSettings) -> tuple[Credentials, TrustStore, RevocationSource]:
     credentials = _server_credentials(settings)
-    trust = credentials.trust_store()
+    # As strict about dates as the handshake, where this clock decides too: no stream may outlive what let it in.
+    trust = credentials.trust_store(skew=dt.timedelta(0))
     crl = settings.revocations or settings.credentials / REVOCATIONS_FILE
     await refresh_revocations(trust, revocations_from_file(crl))
     return credentials, trust, revocations_from_file(crl)
