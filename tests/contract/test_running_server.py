@@ -161,6 +161,17 @@ def test_a_run_ends_when_its_epsilon_is_used_up(server: LiveServer, run_name: st
     assert "epsilon budget of 10" in server.driver(run_name).state_reason
 
 
+def test_a_run_ends_when_a_silo_says_that_its_epsilon_is_used_up(server: LiveServer, run_name: str) -> None:
+    """The server's own ledger misses what came late or was lost."""
+    server.create_run(run_name, stop=StopConfig(epsilon_budget=1000.0))
+    silos = joined(server, run_name)
+    manifest = wait_for_round(server, run_name)
+    silos[0].stub.ReportMetrics(pb.ReportMetricsRequest(run=silos[0].run, round=1, epsilon_total=1000.5), timeout=SECONDS)
+    header = play_round(silos, manifest, STEP)
+    assert header.state == "finished"
+    assert "the epsilon budget of 1000 is used up" in server.driver(run_name).state_reason
+
+
 def test_models_and_events_are_kept_as_the_server_says_unless_the_run_says_otherwise(people: People, tmp_path: Path) -> None:
     with LiveServer(people, tmp_path, retention={"models": 1, "events": 4}) as live:
         live.create_run("brief")

@@ -215,6 +215,27 @@ def test_a_silo_cannot_write_to_the_terminal_of_whoever_reads_the_store(started:
         assert text == "\ufffd[2J\ufffd31m\ufffda b"
 
 
+def test_a_runs_epsilon_is_the_largest_of_what_was_counted_and_what_silos_say(started: SqlStore) -> None:
+    """A proposal that came late or was lost in a crash was made all the same; only the silo's own figure holds it."""
+    started.commit_round(a_commit(1))
+    assert started.summary("run").epsilon_total == 1.5
+    started.add_metrics("run", 1, "a", "silo", {"epsilon_total": 1.0})
+    assert started.summary("run").epsilon_total == 1.5
+    started.add_metrics("run", 1, "b", "silo", {"epsilon_total": 4.5})
+    assert started.summary("run").epsilon_total == 4.5
+    started.add_metrics("run", 2, "b", "silo", {"epsilon_total": 3.0})  # a purge takes nothing back
+    started.add_metrics("run", 1, "a", "silo", {"epsilon_total": 2.0})
+    assert [(row.name, row.epsilon_ledger, row.epsilon_reported) for row in started.silo_rows("run")] == [
+        ("a", 1.5, 2.0),
+        ("b", 1.5, 4.5),
+    ]
+    started.add_metrics("run", 2, "a", "silo", {"epsilon_total": 5.0})
+    started.add_metrics("run", 1, "a", "silo", {"epsilon_total": 6.0})  # told late, and no less true
+    assert started.summary("run").epsilon_total == 6.0
+    started.add_metrics("run", 3, "a", "silo", {"epsilon_total": float("inf")})
+    assert started.summary("run").epsilon_total == 6.0
+
+
 def test_no_flood_of_other_lines_pushes_an_alert_out(url: str) -> None:
     store = open_store(url, Retention(events=3))
     store.create_run(a_run())

@@ -32,7 +32,7 @@ class RunCollector(Collector):
         version = GaugeMetricFamily("fedrep_model_version", "Latest model version", labels=by_run)
         spent = GaugeMetricFamily(
             "fedrep_epsilon_total",
-            "Largest sum of epsilon over the proposals of one silo; infinite without guarantee",
+            "Largest sum of epsilon over the proposals of one silo, counted here or told by it; infinite without guarantee",
             labels=by_run,
         )
         for driver in self._coordinator.drivers:

@@ -12,7 +12,7 @@ from fedrep_server.store import models
 from fedrep_server.store.rows import LedgerEntry, SiloRow, Traffic
 from fedrep_server.store.runs import require
 from fedrep_server.store.tables import ledger, metrics, runs, silos
-from fedrep_server.store.values import LARGEST, clean, finite, insert_into, keys_of, whole
+from fedrep_server.store.values import LARGEST, clean, finite, insert_into, keys_of, larger, whole
 
 _FLOATS = ("train_loss", "loss", "accuracy", "clip_rate", "train_seconds", "epsilon_total", "epsilon_budget")
 _NUMBERS = ("model_version", "samples", "given_up")
@@ -57,16 +57,15 @@ def _fit(reported: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _remember(connection: Connection, run: str, number: int, silo: str, values: Mapping[str, Any]) -> None:
-    """The silo's row shows its latest report; one that comes late for an older round changes nothing there."""
+    """The silo's row shows its latest report; one that comes late for an older round changes nothing there. What it has spent
+    never falls, whichever report said so: the ledger here misses proposals that came late or were lost in a crash."""
     _ensure(connection, run, [silo])
     latest = {name: values[name] for name in ("drill", "problem", "given_up", "epsilon_budget") if name in values}
-    if "epsilon_total" in values:
-        latest["epsilon_reported"] = values["epsilon_total"]
-    connection.execute(
-        update(silos)
-        .where(silos.c.run == run, silos.c.name == silo, silos.c.metrics_round <= number)
-        .values(metrics_round=number, **latest)
-    )
+    own = (silos.c.run == run) & (silos.c.name == silo)
+    spent = values.get("epsilon_total")
+    if spent is not None:
+        connection.execute(update(silos).where(own).values(epsilon_reported=larger(silos.c.epsilon_reported, spent)))
+    connection.execute(update(silos).where(own, silos.c.metrics_round <= number).values(metrics_round=number, **latest))
 
 
 def touch(connection: Connection, run: str, name: str, software_version: str, certificate_expires: float, at: float) -> None:

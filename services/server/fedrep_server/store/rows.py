@@ -208,7 +208,8 @@ class SiloRow:
 
 @dataclass(frozen=True, slots=True)
 class RunFigures:
-    """A run's totals. `epsilon_total` is the largest over the silos, None if any proposal had no guarantee."""
+    """A run's totals. `epsilon_total` is the largest over the silos, of what was counted here and what they say themselves; None
+    if any proposal had no guarantee."""
 
     rounds_applied: int
     rounds_skipped: int

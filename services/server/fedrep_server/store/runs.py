@@ -11,7 +11,7 @@ from sqlalchemy.exc import IntegrityError
 from fedrep.errors import ConflictError, NotFoundError
 from fedrep_server.store.rows import Progress, RunFigures, StoredRun
 from fedrep_server.store.tables import metrics, rounds, runs, silos
-from fedrep_server.store.values import clean
+from fedrep_server.store.values import clean, larger
 
 
 def unknown_run(name: str) -> NotFoundError:
@@ -98,7 +98,9 @@ def figures(connection: Connection, name: str) -> RunFigures:
     best = connection.execute(select(func.max(metrics.c.accuracy)).where(evaluated)).scalar_one()
     spent, without_guarantee, budget = connection.execute(
         select(
-            func.max(silos.c.epsilon_ledger), func.sum(silos.c.releases_without_guarantee), func.min(silos.c.epsilon_budget)
+            func.max(larger(silos.c.epsilon_reported, silos.c.epsilon_ledger)),
+            func.sum(silos.c.releases_without_guarantee),
+            func.min(silos.c.epsilon_budget),
         ).where(silos.c.run == name)
     ).one()
     roster = connection.execute(

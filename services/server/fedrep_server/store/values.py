@@ -7,8 +7,9 @@ must not be able to fail a write, or be stored differently by the two, by sendin
 from __future__ import annotations
 
 import math
+from typing import Any
 
-from sqlalchemy import Connection, Table
+from sqlalchemy import ColumnElement, Connection, Table, case
 from sqlalchemy.dialects import postgresql, sqlite
 
 from fedrep_runtime.texts import one_line
@@ -30,6 +31,11 @@ def finite(value: float | None) -> float | None:
 def whole(value: int) -> int:
     """A peer may ask for round 2^64 - 1; asking for the largest storable one finds just as little, and fails nothing."""
     return max(0, min(int(value), LARGEST))
+
+
+def larger(maybe: ColumnElement[Any], other: ColumnElement[Any] | float) -> ColumnElement[Any]:
+    """The two databases name this function differently. A null `maybe` gives the other."""
+    return case((maybe > other, maybe), else_=other)
 
 
 def insert_into(connection: Connection, table: Table) -> sqlite.Insert | postgresql.Insert:
