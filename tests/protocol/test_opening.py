@@ -324,3 +324,18 @@ def test_an_aggregate_that_is_not_finite_is_refused(value: float, monkeypatch: p
     with pytest.raises(InvalidInputError) as caught:
         combine_buffers(means, SurvivorSet(((), ())), "mean", "{}", 0, np.random.default_rng(0))
     assert str(caught.value) == "the aggregate is not finite"
+
+
+@pytest.mark.parametrize(("byzantine", "lacking", "blamed"), [(0, 1, False), (0, 2, True), (1, 1, False), (1, 2, True)])
+def test_a_dealer_answers_for_more_holders_without_a_matching_share_than_may_lie_and_one_at_least(
+    byzantine: int, lacking: int, blamed: bool
+) -> None:
+    """With f = 0 too: one holder whose disk or clock is broken must not send an honest dealer away."""
+    federation = Federation.of(9, parameters=80, byzantine=byzantine, aggregator="median" if byzantine else "mean", quorum=9)
+    federation.open_round()
+    dealer, *others = federation.members
+    holders = [silo.name for silo in others[:lacking]]
+    propose_with_bad_shares(federation, dealer, unmatched_for=holders)
+    result = play_on(federation)
+    assert result.outcome is Outcome.APPLIED
+    assert result.report.failed == ({dealer.name} if blamed else set())
