@@ -17,6 +17,7 @@ from fedrep_identity.authority import LEAF_DAYS, REGISTER_FILE, CertificateAutho
 from fedrep_identity.certificates import REVOCATIONS_FILE, Credentials, TrustStore, load_chain
 from fedrep_identity.enrolment_client import split_address
 from fedrep_identity.folder import FederationAddresses, pack_bundle
+from fedrep_identity.minting import parse_roles
 from fedrep_identity.names import Identity, Role, identity_of
 from fedrep_identity.register import Hosts, Register
 from fedrep_identity.roster import roster_lines, silo_pins
@@ -87,6 +88,7 @@ def intermediate(
     online: Annotated[Path, typer.Argument(help="Folder of the new authority, for the machine that is online.")],
     folder: Folder = Path("ca"),
     years: Annotated[int, typer.Option(help="Life of the intermediate in years.", min=1, max=10)] = 2,
+    roles: Annotated[str, typer.Option(help="Whom it may certify, separated by commas.")] = "silo",
     passphrase_file: PassphraseFile = None,
     online_passphrase_file: Annotated[Path | None, typer.Option(help="The new authority's own passphrase.")] = None,
     as_json: AsJson = False,
@@ -94,7 +96,7 @@ def intermediate(
     """Make an authority under the root that signs online, so that the root can stay offline."""
     root = CertificateAuthority.open(folder, read_passphrase(passphrase_file))
     passphrase = read_passphrase(online_passphrase_file or passphrase_file)
-    authority = CertificateAuthority.create_intermediate(online, root, passphrase, years=years)
+    authority = CertificateAuthority.create_intermediate(online, root, passphrase, years=years, roles=parse_roles(roles))
     PublicAddresses.load(folder).save(online)
     emit(_describe(authority), as_json, _render_authority)
 
@@ -109,14 +111,16 @@ def issuer_secret(
     as_json: AsJson = False,
 ) -> None:
     """Write an intermediate's key, unsealed, and certificate for an issuer of cert-manager, which then signs in your cluster."""
-    secret = CertificateAuthority.open(folder, read_passphrase(passphrase_file)).issuer_secret()
+    authority = CertificateAuthority.open(folder, read_passphrase(passphrase_file))
+    secret = authority.issuer_secret()
     if out.exists() and any(out.iterdir()):
         raise ConflictError(f"{out} is not empty; give a new folder.")
     out.mkdir(parents=True, exist_ok=True)
     out.chmod(0o700)
     for name, content in secret.items():
         write_atomically(out / name, content)
-    emit({"folder": str(out), "files": sorted(secret)}, as_json, _render_issuer_secret)
+    roles = sorted(authority.roles)
+    emit({"folder": str(out), "files": sorted(secret), "roles": roles}, as_json, _render_issuer_secret)
 
 
 @app.command()
@@ -246,6 +250,7 @@ def _describe(authority: CertificateAuthority) -> dict[str, Any]:
         "federation": authority.federation,
         "folder": authority.folder,
         "kind": "intermediate" if authority.chain else "root",
+        "roles": sorted(authority.roles),
         "root_fingerprint": TrustStore(authority.root).root_fingerprint.hex(),
         "expires": authority.certificate.not_valid_after_utc,
     }
@@ -264,7 +269,8 @@ def _render_authority(result: Mapping[str, Any]) -> str:
 def _render_issuer_secret(result: Mapping[str, Any]) -> str:
     folder = result["folder"]
     return (
-        f"Key and certificate are in {folder}. Whoever reads the key can enter the federation as anybody. Next:\n"
+        f"Key and certificate are in {folder}. "
+        f"Whoever reads the key can enter the federation as any {' or '.join(result['roles'])}. Next:\n"
         f"  kubectl create secret tls fedrep-ca --cert={folder}/tls.crt --key={folder}/tls.key && shred -u {folder}/tls.key"
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 import secrets
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,6 +32,7 @@ from fedrep_identity.certificates import (
     load_chain,
 )
 from fedrep_identity.keyfile import private_key_pem, seal_key, unseal_key
+from fedrep_identity.minting import limits_to, roles_of
 from fedrep_identity.names import Identity, Role, check_name
 from fedrep_identity.register import Hosts, IssuedCertificate, Register
 from fedrep_identity.templates import BACKDATE, authority_certificate, leaf_certificate, subject_of
@@ -69,16 +71,24 @@ class CertificateAuthority:
 
     @classmethod
     def create_intermediate(
-        cls, folder: Path, root: CertificateAuthority, passphrase: str, *, years: int = 2
+        cls,
+        folder: Path,
+        root: CertificateAuthority,
+        passphrase: str,
+        *,
+        years: int = 2,
+        roles: Collection[Role] = (Role.SILO,),
     ) -> CertificateAuthority:
-        """An authority under `root` for the machine that is online: if it is lost, the root revokes it."""
+        """An authority under `root` for the machine that is online: if it is lost, the root revokes it. Until then it can
+        certify `roles` and no other."""
         _refuse_existing(folder)
         if root.chain:
             raise InvalidInputError("An intermediate is signed by the root; this authority is itself an intermediate.")
         key = ec.generate_private_key(ec.SECP256R1())
         name = f"issuing-{secrets.token_hex(4)}"  # the name under which the root can revoke it
         subject = subject_of(root.federation, name)
-        certificate = authority_certificate(subject, key, root.certificate.subject, root._key, path_length=0, days=365 * years)
+        issuer, limits = root.certificate.subject, limits_to(roles)
+        certificate = authority_certificate(subject, key, issuer, root._key, path_length=0, days=365 * years, limits=limits)
         root._record(certificate, Identity(name, Role.SERVER, root.federation), Hosts())
         upper = root.publish_revocations()
         authority = cls._store(folder, key, passphrase, certificate.public_bytes(Encoding.PEM), root.root)
@@ -134,6 +144,11 @@ class CertificateAuthority:
     def federation(self) -> str:
         return str(self.certificate.subject.get_attributes_for_oid(NameOID.ORGANIZATION_NAME)[0].value)
 
+    @property
+    def roles(self) -> frozenset[Role]:
+        """Whom it can certify."""
+        return roles_of(self.certificate) if self.chain else frozenset(Role)
+
     def trust_store(self) -> TrustStore:
         store = TrustStore(self.root, load_chain(self.chain) if self.chain else ())
         store.update_revocations((self.folder / REVOCATIONS_FILE).read_bytes())
@@ -148,6 +163,11 @@ class CertificateAuthority:
             raise InvalidInputError(f"Only a server has host names; {identity} must not get any.")
         if AUTHORITY_NAME in hosts.dns and identity.name != OWN_NAME:
             raise InvalidInputError(f"{AUTHORITY_NAME} is the authority's own host name; choose another.")
+        if identity.role not in self.roles and identity.name != OWN_NAME:
+            raise InvalidInputError(
+                f"This authority may certify {', '.join(sorted(self.roles))} and not {identity}; nobody would believe it. "
+                "Let the root sign, or make an intermediate for more roles: fedrep ca intermediate --roles."
+            )
         public = public_key_of(request)
         certificate = leaf_certificate(self.certificate, self._key, public, identity, days, hosts)
         self.check_key_is_free(key_fingerprint(certificate), identity.name)

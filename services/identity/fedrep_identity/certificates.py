@@ -20,6 +20,7 @@ from cryptography.x509 import verification
 
 from fedrep.errors import CryptoError, SettingsError
 from fedrep.secagg.keys import SigningKey, VerifyKey, signing_key_from_private, verify_key_from_public
+from fedrep_identity.minting import allowed_by
 from fedrep_identity.names import Identity, Role, WrongRoleError, identity_of, require_role
 from fedrep_identity.revocation import Revocations, parse_revocations
 from fedrep_runtime.tls import KeyPair
@@ -147,6 +148,13 @@ class TrustStore:
                 reason="WRONG_FEDERATION",
             )
         self._check_revocation(path, identity)
+        if identity.role not in allowed_by(path):
+            raise CryptoError(
+                f"The certificate of {identity} was signed by an intermediate authority that the root lets certify "
+                f"{', '.join(sorted(allowed_by(path))) or 'nobody'}. Use a certificate signed by the root, or by an intermediate "
+                "made with: fedrep ca intermediate --roles.",
+                reason="ROLE_NOT_ALLOWED",
+            )
         if roles is not None:
             require_role(identity, frozenset(roles))
         return PeerCertificate(

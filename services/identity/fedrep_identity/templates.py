@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import ipaddress
+from collections.abc import Sequence
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -75,9 +76,10 @@ def authority_certificate(
     *,
     path_length: int,
     days: int,
+    limits: Sequence[tuple[x509.ExtensionType, bool]] = (),
 ) -> x509.Certificate:
     now = dt.datetime.now(dt.UTC).replace(microsecond=0)
-    return (
+    builder = (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
@@ -89,5 +91,7 @@ def authority_certificate(
         .add_extension(_key_usage(authority=True), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), critical=False)
-        .sign(issuer_key, hashes.SHA256())
     )
+    for extension, critical in limits:
+        builder = builder.add_extension(extension, critical=critical)
+    return builder.sign(issuer_key, hashes.SHA256())
