@@ -38,9 +38,14 @@ class Server:
     running: ServerProcess | None = None
 
     def start(self) -> ServerProcess:
-        self.running = ServerProcess.start(self.settings, self.settings.data.parent / "server.toml")
-        wait_until(lambda: self.health() == "SERVING")
-        return self.running
+        running = self.running = ServerProcess.start(self.settings, self.settings.data.parent / "server.toml")
+
+        def serving() -> bool:
+            assert running.process.poll() is None, running.log.read_text()
+            return running.health() == "SERVING"
+
+        wait_until(serving)
+        return running
 
     def health(self) -> str:
         assert self.running is not None
@@ -71,6 +76,7 @@ def process(people: People, tmp_path: Path) -> Iterator[Server]:
         host="127.0.0.1",
         port=free_port(),
         health_port=free_port(),
+        metrics_port=free_port(),
         data=tmp_path / "data",
         credentials=people.folder / "server",
         gather_seconds=60.0,

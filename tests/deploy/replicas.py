@@ -99,3 +99,4 @@ class Relay:
                 await self._open.wait()
                 writer.write(data)
                 await writer.drain()
+        await self._open.wait()  # over a path that is cut, nobody hears that the other end is gone
