@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import threading
 import weakref
@@ -217,6 +218,28 @@ def test_the_server_counts_calls(people: People, tmp_path: Path) -> None:
         call = raw(server, "Leave")
         codes = {refusal(lambda: call(pb.LeaveRequest().SerializeToString(), timeout=SECONDS)) for _ in range(4)}
         assert codes == {("NOT_FOUND", "UNKNOWN_RUN"), ("RESOURCE_EXHAUSTED", "TOO_MANY_CALLS")}
+
+
+def test_a_silo_that_calls_too_often_hears_so_a_little_later(
+    people: People, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, go_on = threading.Event(), threading.Event()
+
+    async def hold() -> None:
+        held.set()
+        while not go_on.is_set():
+            await asyncio.sleep(0.01)
+
+    with LiveServer(people, tmp_path, calls_per_second=0.1) as server:
+        monkeypatch.setattr(server.running.gate, "hold", hold)
+        call = raw(server, "Leave")
+        assert refusal(lambda: call(b"", timeout=SECONDS)) == ("NOT_FOUND", "UNKNOWN_RUN")
+        assert not held.is_set()
+        flood = call.future(b"", timeout=SECONDS)
+        assert held.wait(SECONDS)
+        assert not flood.done()
+        go_on.set()
+        assert refusal(flood.result) == ("RESOURCE_EXHAUSTED", "TOO_MANY_CALLS")
 
 
 def test_a_round_stays_within_every_limit(at: Stage) -> None:

@@ -23,7 +23,7 @@ from fedrep_identity.certificates import PeerCertificate, Role, TrustStore
 from fedrep_identity.peer import peer_certificate
 from fedrep_identity.revocation import Revocations
 from fedrep_runtime.status import LONGEST_TEXT, abort_with
-from fedrep_server.calls.limits import Turnstile, check_message
+from fedrep_server.calls.limits import TOO_MANY_CALLS, Turnstile, check_message
 from fedrep_server.calls.meter import CallListener, FinishedCall
 from fedrep_server.calls.permissions import FEDERATION, PERMISSIONS, PUBLIC_SERVICES
 from fedrep_server.calls.versions import refusal
@@ -31,6 +31,7 @@ from fedrep_server.calls.versions import refusal
 log = structlog.get_logger(__name__)
 
 SWEEP_SECONDS = 1.0
+HELD_SECONDS = 1.0
 JUDGED_SECONDS = 60.0
 MOST_JUDGEMENTS = 4096
 
@@ -97,6 +98,10 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             self._known.clear()
         self._known[key] = (peer, self.trust.revoked, min(now + JUDGED_SECONDS, peer.not_after.timestamp()))
         return peer
+
+    async def hold(self) -> None:
+        """Whoever calls too often hears so a little later: an answer at once would only be followed by the next call."""
+        await asyncio.sleep(HELD_SECONDS)
 
     def opened(self, call: _Call) -> None:
         self._open.add(call)
@@ -271,6 +276,8 @@ class _Call:
             error = self._unwelcome
         if isinstance(error, FedrepError):
             self._finish(error.status, error)
+            if error.reason == TOO_MANY_CALLS:
+                await self._gate.hold()
             await abort_with(self._context, error)
         self._finish("INTERNAL" if isinstance(error, Exception) else "CANCELLED")
         if isinstance(error, Exception):

@@ -48,6 +48,9 @@ def check_message(method: str, size: int, *, first: bool) -> None:
         )
 
 
+TOO_MANY_CALLS = "TOO_MANY_CALLS"
+
+
 @dataclass
 class _Account:
     tokens: float
@@ -74,11 +77,11 @@ class Turnstile:
         if account.open >= self._at_once:
             raise LimitError(
                 f"{caller} has {account.open} calls open, and gets no more at once; wait for their answers",
-                reason="TOO_MANY_CALLS",
+                reason=TOO_MANY_CALLS,
             )
         if account.tokens < 1:
             raise LimitError(
-                f"{caller} makes more than {self._per_second:g} calls a second; wait and try again", reason="TOO_MANY_CALLS"
+                f"{caller} makes more than {self._per_second:g} calls a second; wait and try again", reason=TOO_MANY_CALLS
             )
         account.tokens -= 1
         account.open += 1

@@ -48,6 +48,7 @@ from fedrep_server.store import Retention, open_store
 log = structlog.get_logger(__name__)
 
 DRAIN_SECONDS = 2.0
+STREAMS_AT_ONCE = 256  # a dashboard watches its runs on one connection
 LIVE = "live"
 # Everybody calls at once when a phase ends or the server is back; beyond a thousand at once gRPC would cancel some at random.
 CROWD = [("grpc.server.max_pending_requests", 20_000), ("grpc.server.max_pending_requests_hard_limit", 40_000)]
@@ -81,7 +82,9 @@ async def start(settings: ServerSettings, on_lost: OnLost = end_process) -> Runn
         coordinator = await _coordinator(settings, credentials, listeners, stack, on_lost)
         turnstile = Turnstile(settings.calls_at_once, settings.calls_per_second)
         gate = Gate(trust, CallMeter(coordinator, listeners), turnstile)
-        server = grpc.aio.server(interceptors=[gate], options=[*server_options(LARGEST_RECEIVED), *CROWD])
+        # Of one connection, which is one caller's: refusals that are held must not be without number.
+        streams = [("grpc.max_concurrent_streams", max(STREAMS_AT_ONCE, settings.calls_at_once))]
+        server = grpc.aio.server(interceptors=[gate], options=[*server_options(LARGEST_RECEIVED), *CROWD, *streams])
         _add_services(server, coordinator, health)
         secure = server_credentials(key_pair_loader(settings.credentials), credentials.root)
         port = _bind(lambda: server.add_secure_port(f"{settings.host}:{settings.port}", secure), settings.host, settings.port)
