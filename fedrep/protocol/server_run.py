@@ -229,7 +229,7 @@ class ServerRun:
         current = self.open.number if self.open is not None else before.last_round
         attendance = before.attendance.join(entry, current)
         after = replace(before, attendance=attendance, keys={**before.keys, entry.name: event.key})
-        if known is None or not known.present or known.entry != entry:
+        if known is None or not known.present:  # a mere change of keys is no news, or joining would flood the log
             return self._ask(KeepLine(after, Noted("joined", f"{entry.name} joined", entry.name, "info")))
         self.progress = after
         return self._gather()

@@ -115,8 +115,6 @@ class Interpreter:
             match effect:
                 case CommitRound():
                     await self._commit(effect)
-                case KeepLine() if not self._is_news(effect):
-                    await self._saved(effect)
                 case KeepLine() | KeepState() | KeepAttendance() | KeepModel() | OpenRound():
                     await asyncio.to_thread(self.records.write, effect)
                     await self._saved(effect)
@@ -131,11 +129,6 @@ class Interpreter:
         if effects:
             self.bell.ring()
         await self._keep([effect for effect in effects if isinstance(effect, Noted)])
-
-    def _is_news(self, save: KeepLine) -> bool:
-        """A silo that is here and joins again only brings another key: no line says so, since who is present is not on disk."""
-        standing = self.machine.progress.attendance.standings.get(save.line.silo) if save.line.silo is not None else None
-        return save.line.kind != "joined" or standing is None or not standing.present
 
     async def _saved(self, save: Save) -> None:
         await self._carry_out(self.machine.receive(Saved(save)))
