@@ -62,7 +62,7 @@ def test_two_servers_may_start_at_once_on_an_empty_database(new_url: NewUrl) -> 
         except Exception as error:
             problems.append(error)
 
-    threads = [threading.Thread(target=start) for _ in range(3)]
+    threads = [threading.Thread(target=start) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
