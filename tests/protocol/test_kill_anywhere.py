@@ -7,6 +7,7 @@ its word, pays for what it sent, contributes no value twice, and comes back.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import product
 
 import numpy as np
 import pytest
@@ -61,6 +62,19 @@ STORIES = {
 def test_a_silo_killed_at_any_moment_breaks_no_promise(story: Story) -> None:
     """Its last message is lost with it, or arrives all the same: both are played."""
     every_moment(story)
+
+
+def test_a_silo_killed_under_any_pattern_of_silence_breaks_no_promise() -> None:
+    """All 125 ways in which the three others can fall silent in round 2, each killed at every sixteenth moment, another sixteenth
+    from pattern to pattern: together they meet every moment many times."""
+    others = federation().run.silos[1:]
+    phases = (None, Phase.PROPOSE, Phase.SUBMIT, Phase.CONFIRM, Phase.REVEAL)
+    for number, pattern in enumerate(product(phases, repeat=len(others))):
+        silence = {(2, name): phase for name, phase in zip(others, pattern, strict=True) if phase is not None}
+        untouched = told(None, Story(silence))
+        moments = list(untouched.federation.silos.values())[VICTIM].player.moments
+        for fuse in range(number % 16, moments, 16):
+            breaks_no_promise(told(fuse, Story(silence), last_words=number % 2 == 1))
 
 
 def every_moment(story: Story) -> None:
