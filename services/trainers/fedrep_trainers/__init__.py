@@ -9,15 +9,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from fedrep.record_privacy import SampledGaussian, Stated
 from fedrep_trainers.contract import check_trainer
 from fedrep_trainers.layout import ModelLayout
 from fedrep_trainers.settings import TrainerSettings
-from fedrep_trainers.trainer import Evaluation, Trainer, TrainResult
+from fedrep_trainers.trainer import Allowance, Evaluation, PrivateTrainer, Trainer, TrainResult
 
 if TYPE_CHECKING:
     from fedrep_trainers.torch_trainer import TorchTrainer
 
-__all__ = ["Evaluation", "ModelLayout", "TorchTrainer", "TrainResult", "Trainer", "TrainerSettings", "check_trainer"]
+__all__ = [
+    "Allowance",
+    "Evaluation",
+    "ModelLayout",
+    "PrivateTrainer",
+    "SampledGaussian",
+    "Stated",
+    "TorchTrainer",
+    "TrainResult",
+    "Trainer",
+    "TrainerSettings",
+    "check_trainer",
+]
 
 
 def __getattr__(name: str) -> Any:

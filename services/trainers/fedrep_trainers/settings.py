@@ -8,8 +8,28 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from fedrep.record_privacy import Budget
+
 Count = Annotated[int, Field(ge=1)]
 _USER_CODE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+class PrivacySettings(BaseModel):
+    """The silo's `[privacy]` table: what its records may cost, and how training pays for it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    epsilon: float = Field(gt=0, allow_inf_nan=False, description="most the records may cost, over all trainings ever")
+    delta: float = Field(gt=0, lt=1, description="the guarantee's delta; well below one in the number of records")
+    clip_norm: float = Field(default=1.0, gt=0, allow_inf_nan=False, description="C: each record's gradient is cut to this norm")
+    noise: float | None = Field(
+        default=None, gt=0, allow_inf_nan=False, description="standard deviation over C; None: computed from the budget"
+    )
+    rounds: Count | None = Field(default=None, description="trainings the budget should last for; None: what the run has left")
+
+    @property
+    def budget(self) -> Budget:
+        return Budget(self.epsilon, self.delta)
 
 
 class TrainerSettings(BaseModel):
@@ -54,6 +74,8 @@ class TrainerSettings(BaseModel):
     gamma: float = Field(default=0.1, gt=0)
     total_rounds: Count | None = Field(default=None, description="where the cosine schedule reaches zero")
     warmup_rounds: int = Field(default=0, ge=0)
+
+    privacy: PrivacySettings | None = Field(default=None, description="set from the silo's [privacy] table")
 
     device: str = Field(default="auto", description="auto (cuda, then mps, then cpu) or a torch device")
     autocast: Literal["off", "bfloat16"] = "off"

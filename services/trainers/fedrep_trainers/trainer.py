@@ -50,6 +50,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrep.record_privacy import Budget, RecordLedger, TrainingPrivacy
 from fedrep_trainers.layout import ModelLayout, Vector
 
 TrainerState = Mapping[str, NDArray[np.generic]]
@@ -110,4 +111,27 @@ class ModelExporter(Protocol):
 
     def export(self, model: Vector) -> dict[str, NDArray[np.generic]]:
         """Every tensor of a usable model by name, batch-norm statistics included, or an error that says why not."""
+        ...
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """What the silo's books tell a trainer that asks how much noise to add. `trainings`: how many more the run will ask for."""
+
+    budget: Budget
+    ledger: RecordLedger
+    run: str
+    trainings: int
+
+
+@runtime_checkable
+class PrivateTrainer(Protocol):
+    """A trainer that states what its training costs the records it trains on."""
+
+    def privacy(self, allowance: Allowance | None) -> TrainingPrivacy | None:
+        """What the next training will cost; asked before each, and charged before it starts. None states nothing.
+
+        `Stated(epsilon, delta)` is the whole answer of a trainer that brings its own mechanism. Without
+        an allowance nobody keeps books: nothing that is trained then may leave the silo.
+        """
         ...
