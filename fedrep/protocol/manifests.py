@@ -6,10 +6,12 @@ manifest than its mates therefore derives other masks and other signatures, and 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any, NewType
 
+from fedrep.errors import InvalidInputError
 from fedrep.protocol.thresholds import share_threshold
 from fedrep.secagg.transcript import Field, digest
 
@@ -28,11 +30,32 @@ class Deadlines:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordPromise:
+    """A silo's word that one of its training records will never cost more, over everything trained on its data set.
+
+    It is signed, so that nobody else can give it, and it is no proof: nobody sees how a silo trains.
+    """
+
+    epsilon: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.epsilon) and self.epsilon >= 0.0):
+            raise InvalidInputError(f"epsilon = {self.epsilon} is no promise; it must be 0 or more", reason="BAD_PROMISE")
+        if not 0.0 <= self.delta < 1.0:
+            raise InvalidInputError(f"delta = {self.delta} is no promise; it must lie from 0 to below 1", reason="BAD_PROMISE")
+
+    def __str__(self) -> str:
+        return f"epsilon {self.epsilon:g} at delta {self.delta:g}"
+
+
+@dataclass(frozen=True, slots=True)
 class RunManifest:
     """The rules of a run, signed by an admin; silos compare all of it with their own policy before they join.
 
     `rounds` is the number of the last round. An amended manifest names the hash of the one before, `predecessor`, and is in
-    force from `from_round` on, the first round of an epoch.
+    force from `from_round` on, the first round of an epoch. With `record_epsilon_at_most` and `delta_at_most` every silo must
+    promise that its training records cost no more.
     """
 
     name: str
@@ -62,6 +85,19 @@ class RunManifest:
     buffer_seed: bytes
     predecessor: bytes = b""
     from_round: int = 0
+    record_epsilon_at_most: float | None = None
+    delta_at_most: float | None = None
+
+    @property
+    def asks_for_promise(self) -> bool:
+        return self.record_epsilon_at_most is not None or self.delta_at_most is not None
+
+    def is_met_by(self, promise: RecordPromise | None) -> bool:
+        """Whether a silo may take part with this promise. One limit without the other leaves nothing of the other."""
+        if not self.asks_for_promise:
+            return True
+        epsilon, delta = self.record_epsilon_at_most or 0.0, self.delta_at_most or 0.0
+        return promise is not None and promise.epsilon <= epsilon and promise.delta <= delta
 
     def digest(self) -> RunHash:
         return RunHash(digest("fedrep/run", _flat(self)))
@@ -77,12 +113,13 @@ class SignedRunManifest:
 
 @dataclass(frozen=True, slots=True)
 class RosterEntry:
-    """A silo that takes part in the round, and the key its shares are sealed to, signed over (run, key)."""
+    """A silo that takes part in the round, and the key its shares are sealed to, signed over (run, key) and its promise."""
 
     name: SiloName
     fingerprint: bytes
     session_key: bytes
     session_signature: bytes
+    promise: RecordPromise | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +168,10 @@ class SignedRoundManifest:
     certificate: bytes = b""
 
 
-def session_key_message(run: bytes, key: bytes) -> bytes:
-    return digest("fedrep/session-key", run, key)
+def session_key_message(run: bytes, key: bytes, promise: RecordPromise | None = None) -> bytes:
+    """A key and a promise stand under one signature: a server that leaves the promise out, or alters it, has an unsigned key."""
+    promised = () if promise is None else (promise.epsilon, promise.delta)
+    return digest("fedrep/session-key", run, key, *promised)
 
 
 def run_manifest_message(manifest: RunManifest) -> bytes:
@@ -144,13 +183,17 @@ def round_manifest_message(manifest: RoundManifest) -> bytes:
 
 
 def _flat(value: object) -> Field:
-    """A dataclass as nested (field name, value) pairs, so that no two manifests share an encoding."""
+    """A dataclass as nested (field name, value) pairs, so that no two manifests share an encoding.
+
+    What is absent (None) is left out, so that a field that is added changes no hash of what does not use it.
+    """
     if isinstance(value, (int, str, bytes, float)):
         return value
     if isinstance(value, tuple):
         return tuple(_flat(item) for item in value)
     kind: Any = type(value)
-    return tuple((name, _flat(getattr(value, name))) for name in _field_names(kind))
+    pairs = ((name, getattr(value, name)) for name in _field_names(kind))
+    return tuple((name, _flat(item)) for name, item in pairs if item is not None)
 
 
 @cache

@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from functools import lru_cache
+from typing import Any, Final
 
-from fedrep.errors import DecodeError
+from fedrep.errors import DecodeError, InvalidInputError
 from fedrep.protocol.manifests import (
     Deadlines,
+    RecordPromise,
     RosterEntry,
     RoundManifest,
     RunHash,
@@ -49,6 +51,7 @@ _SECRETS = {Secret.SEED: pb.SECRET_KIND_SEED, Secret.KEY: pb.SECRET_KIND_KEY}
 _SECRETS_BACK = {wire: secret for secret, wire in _SECRETS.items()}
 _OUTCOMES = {Outcome.APPLIED: pb.OUTCOME_APPLIED, Outcome.SKIPPED: pb.OUTCOME_SKIPPED}
 _OUTCOMES_BACK = {wire: outcome for outcome, wire in _OUTCOMES.items()}
+_RECORD_LIMITS: Final = ("record_epsilon_at_most", "delta_at_most")
 
 
 def run_manifest_to_wire(manifest: RunManifest) -> pb.RunManifest:
@@ -58,7 +61,8 @@ def run_manifest_to_wire(manifest: RunManifest) -> pb.RunManifest:
 
 def run_manifest_from_wire(wire: pb.RunManifest) -> RunManifest:
     fields = [field for field in RunManifest.__dataclass_fields__ if field not in ("deadlines", "silos")]
-    plain = {field: getattr(wire, field) for field in fields}
+    plain: dict[str, Any] = {field: getattr(wire, field) for field in fields}
+    plain |= {field: None for field in _RECORD_LIMITS if not wire.HasField(field)}
     silos = tuple(SiloName(name) for name in wire.silos)
     return RunManifest(**plain, silos=silos, deadlines=_deadlines_from_wire(wire.deadlines))
 
@@ -92,6 +96,7 @@ def round_manifest_to_wire(manifest: RoundManifest) -> pb.RoundManifest:
             fingerprint=entry.fingerprint,
             session_key=entry.session_key,
             session_signature=entry.session_signature,
+            promise=promise_to_wire(entry.promise),
         )
         for entry in manifest.roster
     ]
@@ -102,7 +107,8 @@ def round_manifest_to_wire(manifest: RoundManifest) -> pb.RoundManifest:
 def round_manifest_from_wire(wire: pb.RoundManifest) -> RoundManifest:
     fields = [field for field in RoundManifest.__dataclass_fields__ if field not in ("deadlines", "roster", "run")]
     roster = tuple(
-        RosterEntry(SiloName(entry.name), entry.fingerprint, entry.session_key, entry.session_signature) for entry in wire.roster
+        RosterEntry(SiloName(entry.name), entry.fingerprint, entry.session_key, entry.session_signature, promise_from_wire(entry))
+        for entry in wire.roster
     )
     plain = {field: getattr(wire, field) for field in fields}
     return RoundManifest(run=RunHash(wire.run), **plain, roster=roster, deadlines=_deadlines_from_wire(wire.deadlines))
@@ -117,6 +123,19 @@ def signed_round_to_wire(signed: SignedRoundManifest) -> pb.SignedRoundManifest:
 
 def signed_round_from_wire(wire: pb.SignedRoundManifest) -> SignedRoundManifest:
     return SignedRoundManifest(round_manifest_from_wire(wire.manifest), wire.signature, wire.certificate)
+
+
+def promise_to_wire(promise: RecordPromise | None) -> pb.RecordPromise | None:
+    return None if promise is None else pb.RecordPromise(epsilon=promise.epsilon, delta=promise.delta)
+
+
+def promise_from_wire(holder: pb.RosterEntry | pb.JoinRequest) -> RecordPromise | None:
+    if not holder.HasField("promise"):
+        return None
+    try:
+        return RecordPromise(holder.promise.epsilon, holder.promise.delta)
+    except InvalidInputError as error:
+        raise DecodeError(str(error), reason=error.reason) from error
 
 
 def _deadlines_to_wire(deadlines: Deadlines) -> pb.Deadlines:

@@ -60,6 +60,8 @@ def pairs(message: Any) -> Any:
     """A message as its list of (field name, value), in the order of the field numbers."""
     listed = []
     for known in sorted(message.DESCRIPTOR.fields, key=lambda known: known.number):
+        if known.containing_oneof is not None and not message.HasField(known.name):
+            continue  # marked optional, and absent
         value = getattr(message, known.name)
         if known.is_repeated:
             listed.append([known.name, [pairs(item) if known.message_type else item for item in value]])

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from fedrep.errors import DecodeError
 from fedrep.protocol.manifests import (
     Deadlines,
+    RecordPromise,
     RosterEntry,
     RoundManifest,
     RunHash,
@@ -24,6 +25,7 @@ from fedrep.protocol.manifests import (
     SignedRoundManifest,
     SignedRunManifest,
     SiloName,
+    session_key_message,
 )
 from fedrep.protocol.messages import (
     Abstention,
@@ -46,6 +48,7 @@ from fedrep.protocol.messages import (
     SurvivorSet,
     Update,
 )
+from fedrep.secagg.transcript import digest
 from fedrep.wire import codec
 from fedrep.wire.chunks import Assembler, cut_into_chunks
 from fedrep.wire.v1 import federation_pb2 as pb
@@ -82,6 +85,8 @@ RUN_MANIFEST = RunManifest(
     buffer_seed=b"b" * 32,
     predecessor=b"p" * 32,
     from_round=40,
+    record_epsilon_at_most=8.0,
+    delta_at_most=1e-5,
 )
 ROUND_MANIFEST = RoundManifest(
     run=RUN,
@@ -89,7 +94,7 @@ ROUND_MANIFEST = RoundManifest(
     model_version=9,
     model_hash=b"m" * 32,
     chain=b"h" * 32,
-    roster=(RosterEntry(A, b"f" * 32, b"k" * 32, b"s"), RosterEntry(B, b"g" * 32, b"q" * 32, b"t")),
+    roster=(RosterEntry(A, b"f" * 32, b"k" * 32, b"s", RecordPromise(8.0, 1e-5)), RosterEntry(B, b"g" * 32, b"q" * 32, b"t")),
     parameters=2**40,
     coordinates=17,
     per_silo=8,
@@ -135,6 +140,14 @@ def update_there_and_back(update: Update) -> Update:
 ROUND_TRIPS: dict[str, tuple[object, Callable[[Any], object]]] = {
     "run manifest": (RUN_MANIFEST, lambda m: codec.run_manifest_from_wire(over_the_wire(codec.run_manifest_to_wire(m)))),
     "round manifest": (ROUND_MANIFEST, lambda m: codec.round_manifest_from_wire(over_the_wire(codec.round_manifest_to_wire(m)))),
+    "run manifest that asks for no promise": (
+        replace(RUN_MANIFEST, record_epsilon_at_most=None, delta_at_most=None),
+        lambda m: codec.run_manifest_from_wire(over_the_wire(codec.run_manifest_to_wire(m))),
+    ),
+    "run manifest with limits of zero": (
+        replace(RUN_MANIFEST, record_epsilon_at_most=0.0, delta_at_most=0.0),
+        lambda m: codec.run_manifest_from_wire(over_the_wire(codec.run_manifest_to_wire(m))),
+    ),
     "signed run": (
         SignedRunManifest(RUN_MANIFEST, "admin", b"pem", b"sig"),
         lambda m: codec.signed_run_from_wire(over_the_wire(codec.signed_run_to_wire(m))),
@@ -215,6 +228,43 @@ def test_the_scale_of_an_update_travels_as_the_float32_it_is(scale: float) -> No
     assert UPDATE.descent is not None
     update = replace(UPDATE, descent=replace(UPDATE.descent, scale=scale))
     assert update_there_and_back(update) == update
+
+
+@pytest.mark.parametrize("promise", [(-1.0, 1e-5), (float("nan"), 1e-5), (8.0, 1.0), (8.0, float("nan")), (float("inf"), 0.0)])
+def test_what_is_no_promise_is_not_taken_for_one(promise: tuple[float, float]) -> None:
+    wire = pb.JoinRequest(promise=pb.RecordPromise(epsilon=promise[0], delta=promise[1]))
+    with pytest.raises(DecodeError, match="is no promise") as caught:
+        codec.promise_from_wire(wire)
+    assert caught.value.reason == "BAD_PROMISE"
+    assert codec.promise_from_wire(pb.JoinRequest()) is None
+
+
+def test_what_a_run_does_not_ask_for_changes_no_hash_and_what_it_asks_for_does() -> None:
+    """Runs that were signed before these fields existed stay signed, and software that does not know them cannot miss them."""
+    silent = replace(RUN_MANIFEST, record_epsilon_at_most=None, delta_at_most=None)
+    asking = replace(silent, record_epsilon_at_most=8.0)
+    assert silent.digest().hex() == "cc592efe4627e191859841c1609f70aff56a8227157feff9fc5251702bd44d72"
+    assert len({silent.digest(), asking.digest(), replace(silent, delta_at_most=8.0).digest(), RUN_MANIFEST.digest()}) == 4
+    entry = ROUND_MANIFEST.roster[0]
+    unpromised = replace(ROUND_MANIFEST, roster=tuple(replace(each, promise=None) for each in ROUND_MANIFEST.roster))
+    assert unpromised.context().hex() == "e1e29f3648e701cdd15748ac4ecb4b82bc8d64bf97ae1d975bc8a0248a4c39a4"
+    smaller = replace(ROUND_MANIFEST, roster=(replace(entry, promise=RecordPromise(8.0, 1e-6)), ROUND_MANIFEST.roster[1]))
+    assert len({unpromised.context(), ROUND_MANIFEST.context(), smaller.context()}) == 3
+
+
+def test_a_promise_stands_under_the_signature_of_the_session_key() -> None:
+    messages = [
+        session_key_message(RUN, b"k" * 32, promise)
+        for promise in (
+            None,
+            RecordPromise(0.0, 0.0),
+            RecordPromise(8.0, 1e-5),
+            RecordPromise(8.0, 1e-6),
+            RecordPromise(1e-5, 8e-1),
+        )
+    ]
+    assert len(set(messages)) == len(messages)
+    assert messages[0] == digest("fedrep/session-key", RUN, b"k" * 32)
 
 
 def test_the_sender_is_the_certificates_name_and_never_a_field() -> None:

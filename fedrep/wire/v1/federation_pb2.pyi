@@ -38,7 +38,7 @@ class Deadlines(_message.Message):
     def __init__(self, propose: _Optional[float] = ..., submit: _Optional[float] = ..., confirm: _Optional[float] = ..., reveal: _Optional[float] = ...) -> None: ...
 
 class RunManifest(_message.Message):
-    __slots__ = ("name", "silos", "parameters", "layout_hash", "model_hash", "coordinates", "alpha", "buffer_size", "reshuffle_every", "ring_bits", "value_bits", "downlink_bits", "initial_range", "smallest_range", "largest_range", "quorum", "min_survivors", "colluders", "byzantine", "aggregator", "aggregator_settings", "rounds", "deadlines", "drills", "buffer_seed", "predecessor", "from_round")
+    __slots__ = ("name", "silos", "parameters", "layout_hash", "model_hash", "coordinates", "alpha", "buffer_size", "reshuffle_every", "ring_bits", "value_bits", "downlink_bits", "initial_range", "smallest_range", "largest_range", "quorum", "min_survivors", "colluders", "byzantine", "aggregator", "aggregator_settings", "rounds", "deadlines", "drills", "buffer_seed", "predecessor", "from_round", "record_epsilon_at_most", "delta_at_most")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SILOS_FIELD_NUMBER: _ClassVar[int]
     PARAMETERS_FIELD_NUMBER: _ClassVar[int]
@@ -66,6 +66,8 @@ class RunManifest(_message.Message):
     BUFFER_SEED_FIELD_NUMBER: _ClassVar[int]
     PREDECESSOR_FIELD_NUMBER: _ClassVar[int]
     FROM_ROUND_FIELD_NUMBER: _ClassVar[int]
+    RECORD_EPSILON_AT_MOST_FIELD_NUMBER: _ClassVar[int]
+    DELTA_AT_MOST_FIELD_NUMBER: _ClassVar[int]
     name: str
     silos: _containers.RepeatedScalarFieldContainer[str]
     parameters: int
@@ -93,7 +95,17 @@ class RunManifest(_message.Message):
     buffer_seed: bytes
     predecessor: bytes
     from_round: int
-    def __init__(self, name: _Optional[str] = ..., silos: _Optional[_Iterable[str]] = ..., parameters: _Optional[int] = ..., layout_hash: _Optional[bytes] = ..., model_hash: _Optional[bytes] = ..., coordinates: _Optional[int] = ..., alpha: _Optional[float] = ..., buffer_size: _Optional[int] = ..., reshuffle_every: _Optional[int] = ..., ring_bits: _Optional[int] = ..., value_bits: _Optional[int] = ..., downlink_bits: _Optional[int] = ..., initial_range: _Optional[float] = ..., smallest_range: _Optional[float] = ..., largest_range: _Optional[float] = ..., quorum: _Optional[int] = ..., min_survivors: _Optional[int] = ..., colluders: _Optional[int] = ..., byzantine: _Optional[int] = ..., aggregator: _Optional[str] = ..., aggregator_settings: _Optional[str] = ..., rounds: _Optional[int] = ..., deadlines: _Optional[_Union[Deadlines, _Mapping]] = ..., drills: _Optional[bool] = ..., buffer_seed: _Optional[bytes] = ..., predecessor: _Optional[bytes] = ..., from_round: _Optional[int] = ...) -> None: ...
+    record_epsilon_at_most: float
+    delta_at_most: float
+    def __init__(self, name: _Optional[str] = ..., silos: _Optional[_Iterable[str]] = ..., parameters: _Optional[int] = ..., layout_hash: _Optional[bytes] = ..., model_hash: _Optional[bytes] = ..., coordinates: _Optional[int] = ..., alpha: _Optional[float] = ..., buffer_size: _Optional[int] = ..., reshuffle_every: _Optional[int] = ..., ring_bits: _Optional[int] = ..., value_bits: _Optional[int] = ..., downlink_bits: _Optional[int] = ..., initial_range: _Optional[float] = ..., smallest_range: _Optional[float] = ..., largest_range: _Optional[float] = ..., quorum: _Optional[int] = ..., min_survivors: _Optional[int] = ..., colluders: _Optional[int] = ..., byzantine: _Optional[int] = ..., aggregator: _Optional[str] = ..., aggregator_settings: _Optional[str] = ..., rounds: _Optional[int] = ..., deadlines: _Optional[_Union[Deadlines, _Mapping]] = ..., drills: _Optional[bool] = ..., buffer_seed: _Optional[bytes] = ..., predecessor: _Optional[bytes] = ..., from_round: _Optional[int] = ..., record_epsilon_at_most: _Optional[float] = ..., delta_at_most: _Optional[float] = ...) -> None: ...
+
+class RecordPromise(_message.Message):
+    __slots__ = ("epsilon", "delta")
+    EPSILON_FIELD_NUMBER: _ClassVar[int]
+    DELTA_FIELD_NUMBER: _ClassVar[int]
+    epsilon: float
+    delta: float
+    def __init__(self, epsilon: _Optional[float] = ..., delta: _Optional[float] = ...) -> None: ...
 
 class SignedRunManifest(_message.Message):
     __slots__ = ("manifest", "admin", "certificate", "signature")
@@ -108,16 +120,18 @@ class SignedRunManifest(_message.Message):
     def __init__(self, manifest: _Optional[_Union[RunManifest, _Mapping]] = ..., admin: _Optional[str] = ..., certificate: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class RosterEntry(_message.Message):
-    __slots__ = ("name", "fingerprint", "session_key", "session_signature")
+    __slots__ = ("name", "fingerprint", "session_key", "session_signature", "promise")
     NAME_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     SESSION_KEY_FIELD_NUMBER: _ClassVar[int]
     SESSION_SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    PROMISE_FIELD_NUMBER: _ClassVar[int]
     name: str
     fingerprint: bytes
     session_key: bytes
     session_signature: bytes
-    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., session_key: _Optional[bytes] = ..., session_signature: _Optional[bytes] = ...) -> None: ...
+    promise: RecordPromise
+    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[bytes] = ..., session_key: _Optional[bytes] = ..., session_signature: _Optional[bytes] = ..., promise: _Optional[_Union[RecordPromise, _Mapping]] = ...) -> None: ...
 
 class RoundManifest(_message.Message):
     __slots__ = ("run", "round", "model_version", "model_hash", "chain", "roster", "parameters", "coordinates", "per_silo", "alpha", "buffer_size", "ring_bits", "value_bits", "clip_range", "byzantine", "deadlines")
@@ -182,20 +196,22 @@ class Record(_message.Message):
     def __init__(self, silo: _Optional[str] = ..., mask_key: _Optional[bytes] = ..., seed_commitment: _Optional[bytes] = ..., next_session_key: _Optional[bytes] = ..., shares_digest: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("run_name", "session_key", "session_signature", "model_version", "software_version", "protocol_version")
+    __slots__ = ("run_name", "session_key", "session_signature", "model_version", "software_version", "protocol_version", "promise")
     RUN_NAME_FIELD_NUMBER: _ClassVar[int]
     SESSION_KEY_FIELD_NUMBER: _ClassVar[int]
     SESSION_SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
     SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    PROMISE_FIELD_NUMBER: _ClassVar[int]
     run_name: str
     session_key: bytes
     session_signature: bytes
     model_version: int
     software_version: str
     protocol_version: int
-    def __init__(self, run_name: _Optional[str] = ..., session_key: _Optional[bytes] = ..., session_signature: _Optional[bytes] = ..., model_version: _Optional[int] = ..., software_version: _Optional[str] = ..., protocol_version: _Optional[int] = ...) -> None: ...
+    promise: RecordPromise
+    def __init__(self, run_name: _Optional[str] = ..., session_key: _Optional[bytes] = ..., session_signature: _Optional[bytes] = ..., model_version: _Optional[int] = ..., software_version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., promise: _Optional[_Union[RecordPromise, _Mapping]] = ...) -> None: ...
 
 class SignedRollback(_message.Message):
     __slots__ = ("run", "version", "model_hash", "admin", "certificate", "signature")
@@ -580,7 +596,7 @@ class GetUpdateResponse(_message.Message):
     def __init__(self, header: _Optional[_Union[UpdateHeader, _Mapping]] = ..., chunk: _Optional[bytes] = ...) -> None: ...
 
 class ReportMetricsRequest(_message.Message):
-    __slots__ = ("run", "round", "model_version", "train_loss", "loss", "accuracy", "samples", "clip_rate", "train_seconds", "epsilon_total", "epsilon_budget", "drill", "problem", "given_up")
+    __slots__ = ("run", "round", "model_version", "train_loss", "loss", "accuracy", "samples", "clip_rate", "train_seconds", "epsilon_total", "epsilon_budget", "drill", "problem", "given_up", "record_epsilon", "record_delta", "record_budget", "record_none")
     RUN_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -595,6 +611,10 @@ class ReportMetricsRequest(_message.Message):
     DRILL_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
     GIVEN_UP_FIELD_NUMBER: _ClassVar[int]
+    RECORD_EPSILON_FIELD_NUMBER: _ClassVar[int]
+    RECORD_DELTA_FIELD_NUMBER: _ClassVar[int]
+    RECORD_BUDGET_FIELD_NUMBER: _ClassVar[int]
+    RECORD_NONE_FIELD_NUMBER: _ClassVar[int]
     run: bytes
     round: int
     model_version: int
@@ -609,7 +629,11 @@ class ReportMetricsRequest(_message.Message):
     drill: str
     problem: str
     given_up: int
-    def __init__(self, run: _Optional[bytes] = ..., round: _Optional[int] = ..., model_version: _Optional[int] = ..., train_loss: _Optional[float] = ..., loss: _Optional[float] = ..., accuracy: _Optional[float] = ..., samples: _Optional[int] = ..., clip_rate: _Optional[float] = ..., train_seconds: _Optional[float] = ..., epsilon_total: _Optional[float] = ..., epsilon_budget: _Optional[float] = ..., drill: _Optional[str] = ..., problem: _Optional[str] = ..., given_up: _Optional[int] = ...) -> None: ...
+    record_epsilon: float
+    record_delta: float
+    record_budget: float
+    record_none: bool
+    def __init__(self, run: _Optional[bytes] = ..., round: _Optional[int] = ..., model_version: _Optional[int] = ..., train_loss: _Optional[float] = ..., loss: _Optional[float] = ..., accuracy: _Optional[float] = ..., samples: _Optional[int] = ..., clip_rate: _Optional[float] = ..., train_seconds: _Optional[float] = ..., epsilon_total: _Optional[float] = ..., epsilon_budget: _Optional[float] = ..., drill: _Optional[str] = ..., problem: _Optional[str] = ..., given_up: _Optional[int] = ..., record_epsilon: _Optional[float] = ..., record_delta: _Optional[float] = ..., record_budget: _Optional[float] = ..., record_none: _Optional[bool] = ...) -> None: ...
 
 class ReportMetricsResponse(_message.Message):
     __slots__ = ()
