@@ -177,6 +177,14 @@ class TrainingFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class TrainingRefused:
+    """The books of this silo's data set allow no further training: nothing was trained, and nothing will be."""
+
+    version: int
+    error: FedrepError
+
+
+@dataclass(frozen=True, slots=True)
 class TimePassed:
     """The time of a `Wait` is over."""
 
@@ -193,7 +201,7 @@ class StopAsked:
     """The operator wants the silo to leave after the round it has promised to take part in."""
 
 
-Event = Started | Answered | Trained | TrainingFailed | TimePassed | LineLost | StopAsked
+Event = Started | Answered | Trained | TrainingFailed | TrainingRefused | TimePassed | LineLost | StopAsked
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,11 +243,16 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Train:
-    """One training at a time; the trainer is put back to `start_from` first."""
+    """One training at a time; the trainer is put back to `start_from` first.
+
+    It is charged to `run` on the books of the data set before it starts; `trainings` is how many the run may still ask for.
+    """
 
     model: ModelState
     round: int
     start_from: TrainerState = field(repr=False)
+    run: str = ""
+    trainings: int = 1
 
 
 @dataclass(frozen=True, slots=True)

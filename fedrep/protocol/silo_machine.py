@@ -71,6 +71,7 @@ from fedrep.protocol.silo_effects import (
     Train,
     Trained,
     TrainingFailed,
+    TrainingRefused,
     Wait,
     mates_of,
 )
@@ -180,7 +181,7 @@ class SiloMachine:
         self._asked_about = 0
         self._announced = self._looked_back = self._lost = self._leaving = False
         self._training: int | None = None
-        self._finished: Trained | TrainingFailed | None = None
+        self._finished: Trained | TrainingFailed | TrainingRefused | None = None
         self._contribution: Contribution | None = None
         self._trainer_after = state.trainer
         self._trainings = state.journal.last_training
@@ -200,7 +201,7 @@ class SiloMachine:
             case StopAsked():
                 self._leaving = True
                 return self._end() if self.phase is Phase.IDLE else []
-            case Trained() | TrainingFailed():
+            case Trained() | TrainingFailed() | TrainingRefused():
                 self._training = None
                 if self.phase is not Phase.TRAINING:
                     self._finished = event  # for a later round from the same model
@@ -437,8 +438,7 @@ class SiloMachine:
         effects: Effects = [Report(Doing("training", manifest.round)), self._wait]
         finished, self._finished = self._finished, None
         if finished is not None and finished.version == model.version:
-            take = self._take_training if isinstance(finished, Trained) else self._count_failure
-            return [*effects, *take(finished)]  # type: ignore[arg-type]
+            return [*effects, *getattr(self, TABLE[Phase.TRAINING, type(finished)].action)(finished)]
         return [*effects, *self._train(model)]
 
     def _repeated_proposal(self) -> NDArray[np.int64] | None:
@@ -451,7 +451,9 @@ class SiloMachine:
         if self._training is not None:
             return []
         self._training = model.version
-        return [Train(model, self._manifest.round, self.state.trainer)]
+        assert self._run is not None
+        number = self._manifest.round
+        return [Train(model, number, self.state.trainer, self.state.journal.ledger_name, max(1, self._run.rounds - number + 1))]
 
     def _take_training(self, trained: Trained) -> Effects:
         held, manifest = self.state.model, self._manifest
@@ -477,6 +479,11 @@ class SiloMachine:
         if self._failures >= self._conduct.training_failures:
             self._stopping = FedrepError(f"training failed {self._failures} times in a row; last: {failed.text}")
         return [Report(FailedTraining(manifest, failed.text)), *self._abstain()]
+
+    def _stop_training(self, refused: TrainingRefused) -> Effects:
+        """What training costs the records is spent: this silo still holds the others' shares in this round, and leaves."""
+        self._stopping = refused.error
+        return [Report(Problem(self._manifest, refused.error, own=True)), *self._abstain()]
 
     def _ask_while_training(self, _: object) -> Effects:
         """Only the server knows when its deadline passes. Asking is a message of the round, so its number goes to disk first."""

@@ -23,6 +23,7 @@ from fedrep.protocol.silo_effects import (
     TimePassed,
     Trained,
     TrainingFailed,
+    TrainingRefused,
 )
 
 
@@ -97,6 +98,7 @@ TABLE: Mapping[tuple[Phase, type], Row] = {
     (P.SETTLING, Refusal): Row("_settle_late", _DECIDE),
     (P.TRAINING, Trained): Row("_take_training", _DECIDE),
     (P.TRAINING, TrainingFailed): Row("_count_failure", (P.TRAINING, P.ABSTAINING)),
+    (P.TRAINING, TrainingRefused): Row("_stop_training", (P.ABSTAINING,)),
     (P.TRAINING, TimePassed): Row("_ask_while_training", (P.TRAINING,)),
     (P.TRAINING, Consensus): Row("_watch_consensus", (P.SURVIVING, P.CONCLUDING)),
     (P.TRAINING, Refusal): Row("_leave_round", (P.CONCLUDING,)),

@@ -10,13 +10,31 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fedrep.errors import ConflictError, CryptoError, FedrepError, OutOfPhaseError, UnknownSiloError, WrongRoundError
+from fedrep.errors import (
+    ConflictError,
+    CryptoError,
+    FedrepError,
+    OutOfPhaseError,
+    RefusedError,
+    UnknownSiloError,
+    WrongRoundError,
+)
 from fedrep.protocol.attendance import MISSES_IN_A_ROW, Attendance
 from fedrep.protocol.manifests import RunHash, SiloName, session_key_message
 from fedrep.protocol.messages import Abstention, Outcome, Phase, Proposal
 from fedrep.protocol.round_effects import PhaseStarted, RoundEnded
 from fedrep.protocol.seats import seats
-from fedrep.protocol.silo_effects import FailedTraining, GetConsensus, Moment, Problem, Report, Trained, TrainingFailed
+from fedrep.protocol.silo_effects import (
+    Accepted,
+    FailedTraining,
+    GetConsensus,
+    Moment,
+    Problem,
+    Report,
+    Trained,
+    TrainingFailed,
+    TrainingRefused,
+)
 from fedrep.protocol.silo_machine import SiloMachine
 from fedrep.protocol.silo_rules import Policy
 from fedrep.protocol.silo_table import Phase as SiloPhase
@@ -241,6 +259,35 @@ def test_a_silo_whose_training_fails_abstains_and_tries_again_in_the_next_round(
     federation.finish()
     assert silo.player.stopped is not None
     assert "training failed 5 times in a row" in str(silo.player.stopped.error)
+
+
+def test_a_silo_that_may_train_no_more_holds_shares_once_and_leaves() -> None:
+    federation = Federation.of(5)
+    silo = federation.silos[federation.run.silos[0]]
+    federation.open_round()
+    train = silo.player.train
+    assert train is not None
+    assert (train.run, train.trainings) == (silo.machine.state.journal.ledger_name, federation.run.rounds)
+    spent = RefusedError("no further training fits", reason="RECORD_BUDGET")
+    silo.player.feed(TrainingRefused(train.model.version, spent))
+    assert spoke(silo) == [Abstention]
+    federation.round.receive(silo.said(Abstention))
+    silo.answer(Abstention, Accepted())
+    federation.deadline()
+    federation.finish()
+    assert silo.player.stopped is not None
+    assert silo.player.stopped.error is spent
+    assert silo.player.stopped.polite
+
+
+def test_a_refusal_that_comes_after_its_round_still_stops_the_silo_in_the_next() -> None:
+    federation = Federation.of(5)
+    silo = federation.silos[federation.run.silos[0]]
+    silo.machine._finished = TrainingRefused(0, RefusedError("no further training fits", reason="RECORD_BUDGET"))
+    with pytest.raises(RefusedError, match="no further training fits"):
+        federation.open_round()
+    assert silo.player.train is None
+    assert spoke(silo) == [Abstention]
 
 
 @pytest.mark.parametrize(

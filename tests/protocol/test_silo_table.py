@@ -13,7 +13,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from fedrep.errors import OutOfPhaseError, UnknownSiloError
+from fedrep.errors import OutOfPhaseError, RefusedError, UnknownSiloError
 from fedrep.protocol.messages import Abstention, Confirmation, Phase, Proposal, SurvivorSet
 from fedrep.protocol.silo_effects import (
     Accepted,
@@ -35,6 +35,7 @@ from fedrep.protocol.silo_effects import (
     Refusal,
     Trained,
     TrainingFailed,
+    TrainingRefused,
 )
 from fedrep.protocol.silo_machine import SiloMachine
 from fedrep.protocol.silo_rules import Policy
@@ -290,6 +291,9 @@ def training() -> None:
     federation, silo = newcomer()
     federation.open_round()
     silo.player.feed(Trained(0, np.full(32, np.nan, np.float32), {}))
+    federation, silo = newcomer()
+    federation.open_round()
+    silo.player.feed(TrainingRefused(0, RefusedError("the budget is spent")))
     federation, silo = everyone_knows_each_other()
     federation.open_round()
     for silo in federation.members[1:]:

@@ -1,5 +1,6 @@
 """Append-only record of everything that left the silo: when, what, how many bytes, with whom, at which cost in epsilon.
 
+Trainings that state what they cost the records stand there too, with no bytes.
 An entry is on the disk before its bytes leave, so the record may show a message that never arrived, never the reverse: not even
 after a power cut.
 """

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedrep.protocol.silo_rules import Policy
 from fedrep_identity.roster import load_pinned_roster
 from fedrep_runtime.settings import load_settings
-from fedrep_trainers.settings import TrainerSettings
+from fedrep_trainers.settings import PrivacySettings, TrainerSettings
 
 Hour = Annotated[int, Field(ge=0, le=24)]
 Hash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
@@ -100,8 +100,20 @@ class SiloSettings(Section):
     grace_seconds: float = Field(default=30.0, ge=0, description="when asked to stop: time to finish a round already promised")
     log_json: bool | None = Field(default=None, description="JSON log lines; by default JSON unless on a terminal")
     trainer: TrainerSettings = TrainerSettings()
+    privacy: PrivacySettings | None = Field(default=None, description="what training may cost the records; absent: no guarantee")
     policy: PolicySettings = PolicySettings()
     drill: DrillSettings = DrillSettings()
+
+    @model_validator(mode="after")
+    def _nothing_else_leaves(self) -> SiloSettings:
+        if self.privacy is not None and self.report == "all":
+            raise ValueError(
+                'report = "all" sends losses, accuracy and timings of the training data as they are, which [privacy] does not '
+                'cover; use report = "counts" or "none"'
+            )
+        if self.trainer.privacy is not None and self.trainer.privacy != self.privacy:
+            raise ValueError("the record budget is a table of its own: write [privacy], not [trainer.privacy]")
+        return self
 
 
 def load_silo_settings(path: Path | None, environ: Mapping[str, str] | None = None) -> SiloSettings:
@@ -115,6 +127,7 @@ def load_silo_settings(path: Path | None, environ: Mapping[str, str] | None = No
     policy = settings.policy
     files = {name: home / file for name in ("roster_file", "admins_file") if (file := getattr(policy, name)) is not None}
     policy = policy.model_copy(update=files)
+    folders["privacy"] = settings.privacy
     return settings.model_copy(
         update={
             "credentials": home / settings.credentials,

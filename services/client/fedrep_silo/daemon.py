@@ -39,10 +39,12 @@ from fedrep.protocol.silo_effects import (
 from fedrep.protocol.silo_machine import Conduct, Randomness, SiloIdentity, SiloMachine
 from fedrep.protocol.silo_state import SiloState
 from fedrep_identity.certificates import Credentials, TrustStore
+from fedrep_silo.audit import Audit
 from fedrep_silo.config import SiloSettings
 from fedrep_silo.connection import Connection, ServerAwayError, connect
 from fedrep_silo.drill import Drill
 from fedrep_silo.ledgers import LedgerFolder
+from fedrep_silo.record_books import RecordBooks
 from fedrep_silo.reports import Reports
 from fedrep_silo.state import StateFolder
 from fedrep_silo.training import Training
@@ -64,11 +66,17 @@ class SiloDaemon:
         connection: Connection | None = None,
     ) -> None:
         self._ledgers = LedgerFolder(settings.ledger, credentials.identity.name)
-        self.folder = state if state is not None else StateFolder(settings.state, self._ledgers)
+        self.books = RecordBooks(settings.ledger, settings.privacy)
+        self.books.check(trainer)
+        self.folder = (
+            state if state is not None else StateFolder(settings.state, self._ledgers, private=self.books.budget is not None)
+        )
         self.connection = connection if connection is not None else connect(settings)
         self.machine = self._machine(settings, credentials, trust, trainer)
-        self._training = Training(trainer, self.machine.state.trainer)
-        self.reports = Reports(settings, self.connection, self.folder, self._ledgers, credentials.identity.name, self._training)
+        self._training = Training(trainer, self.machine.state.trainer, self.books, Audit(self.folder.folder / "audit.jsonl"))
+        self.reports = Reports(
+            settings, self.connection, self.folder, self._ledgers, self.books, credentials.identity.name, self._training
+        )
         self._events: asyncio.Queue[Event | FedrepError] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
 

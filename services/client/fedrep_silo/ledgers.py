@@ -22,7 +22,8 @@ class LedgerFolder:
         return _read(path) if path.exists() else Ledger()
 
     def elsewhere(self, run: str) -> float | None:
-        others = [path for path in sorted(self._folder.glob("*.json")) if path != self._path(run)]
+        # records.json, beside them, is `record_books`'.
+        others = [path for path in sorted(self._folder.glob("*-*.json")) if path != self._path(run)]
         return sum_of(0.0, *(ledger.total for ledger in map(_read, others) if ledger.rounds))
 
     def write(self, run: str, ledger: Ledger) -> None:

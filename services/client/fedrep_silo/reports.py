@@ -37,6 +37,7 @@ from fedrep.wire.v1 import federation_pb2 as pb
 from fedrep_silo.config import SiloSettings
 from fedrep_silo.connection import REMINDER_SECONDS, Connection
 from fedrep_silo.ledgers import LedgerFolder
+from fedrep_silo.record_books import RecordBooks
 from fedrep_silo.state import StateFolder, spent_epsilon
 from fedrep_silo.training import Training, in_thread
 
@@ -52,10 +53,12 @@ class Reports:
         connection: Connection,
         state: StateFolder,
         ledgers: LedgerFolder,
+        books: RecordBooks,
         name: str,
         training: Training,
     ) -> None:
         self._ledgers = ledgers
+        self._books = books
         self._settings = settings
         self._connection = connection
         self._state = state
@@ -137,6 +140,7 @@ class Reports:
     async def _round_over(self, manifest: RoundManifest, update: Update, state: SiloState) -> None:
         ledger = state.journal.ledger
         spent = sum_of(ledger.total, self._ledgers.elsewhere(state.journal.ledger_name))
+        records = await in_thread(self._books.standing)
         request = pb.ReportMetricsRequest(
             run=manifest.run, round=manifest.round, model_version=update.model.version, drill=self._settings.drill.attack
         )
@@ -160,6 +164,7 @@ class Reports:
             "epsilon_data_set": "none" if spent is None else spent,
             "epsilon_left": None if budget is None or spent is None else budget - spent,
             "fate_open": state.memory.pending is not None,
+            **records.figures(),
             "given_up": state.memory.given_up,
             "clipped_mass": state.memory.clipped_mass,
         }
@@ -173,6 +178,7 @@ class Reports:
             loss=round(loss, 4) if loss is not None else None,
             bytes_sent=sent,
             epsilon=self.status["epsilon_total"],
+            record_epsilon=self.status["record_epsilon"],
         )
         self._trained = None
 
@@ -182,8 +188,8 @@ class Reports:
             request.epsilon_total = spent
         if self._settings.policy.epsilon_budget is not None:
             request.epsilon_budget = self._settings.policy.epsilon_budget
-        if self._trained is not None:
-            request.samples = self._trained.samples
+        if self._settings.privacy is None and self._trained is not None:
+            request.samples = self._trained.samples  # how many were drawn is an answer about records
 
     async def _add_figures(self, request: pb.ReportMetricsRequest, model: ModelState | None, update: Update) -> None:
         if self._trained is not None:

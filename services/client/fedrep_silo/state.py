@@ -71,10 +71,11 @@ class Written:
 class StateFolder:
     """Reads everything once; afterwards only writes. The caller holds the folder's lock."""
 
-    def __init__(self, folder: Path, ledgers: LedgerFolder | None = None) -> None:
+    def __init__(self, folder: Path, ledgers: LedgerFolder | None = None, *, private: bool = False) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self._ledgers = ledgers
+        self._private = private
         self._journal = folder / "journal.json"
         self._memory = folder / "memory.safetensors"
         self._model = folder / "model.safetensors"
@@ -155,13 +156,23 @@ class StateFolder:
                 f"{self._memory} belongs to a model with {arrays['residual'].size} parameters, not {parameters}; "
                 "use another state folder for another run"
             )
+        if self._private and not notes.get("private", False):
+            raise SettingsError(
+                f"{self._memory} holds a residual and a trainer's state from before [privacy]: they come from gradients without "
+                "noise, and what is left of them would be sent. Start with an empty state folder: fedrep client leave --purge"
+            )
         memory = _memory_from(notes, arrays)
         trainer = {name.removeprefix("trainer."): array for name, array in arrays.items() if name.startswith("trainer.")}
         return memory, trainer
 
     def save_memory(self, memory: ErrorMemory, trainer: TrainerState) -> None:
         arrays: dict[str, NDArray[Any]] = {"residual": memory.residual}
-        document: dict[str, Any] = {"given_up": memory.given_up, "clipped_mass": memory.clipped_mass, "pending": []}
+        document: dict[str, Any] = {
+            "given_up": memory.given_up,
+            "clipped_mass": memory.clipped_mass,
+            "private": self._private,
+            "pending": [],
+        }
         if memory.pending is not None:
             pending = memory.pending
             arrays |= {"pending.indices": pending.indices, "pending.sent": pending.sent, "pending.before": pending.before}

@@ -13,8 +13,10 @@ import numpy as np
 import structlog
 
 from fedrep.errors import FedrepError
-from fedrep.protocol.silo_effects import Train, Trained, TrainingFailed
+from fedrep.protocol.silo_effects import Train, Trained, TrainingFailed, TrainingRefused
 from fedrep.protocol.silo_state import TrainerState
+from fedrep_silo.audit import Audit
+from fedrep_silo.record_books import RecordBooks
 from fedrep_trainers.trainer import Trainer, TrainResult
 
 log = structlog.get_logger(__name__)
@@ -25,16 +27,20 @@ T = TypeVar("T")
 class Training:
     """Carries out `Train`, one at a time. `busy` while nobody else may use the trainer."""
 
-    def __init__(self, trainer: Trainer, stands_at: TrainerState) -> None:
+    def __init__(self, trainer: Trainer, stands_at: TrainerState, books: RecordBooks, audit: Audit) -> None:
         self.trainer = trainer
+        self._books = books
+        self._audit = audit
         self.busy = False
         self._stands_at: TrainerState | None = stands_at
 
-    async def carry_out(self, train: Train) -> Trained | TrainingFailed:
+    async def carry_out(self, train: Train) -> Trained | TrainingFailed | TrainingRefused:
         self.busy = True
         try:
             return await self._train(train)
         except FedrepError as error:
+            if error.reason == "RECORD_BUDGET":
+                return TrainingRefused(train.model.version, error)
             return TrainingFailed(train.model.version, str(error))
         except Exception as error:  # user code may raise anything; the round is left, the silo goes on
             log.error("training_raised", round=train.round, exc_info=True)
@@ -47,7 +53,7 @@ class Training:
         standing, self._stands_at = self._stands_at, None
         if standing is not train.start_from:
             self.trainer.load_state(train.start_from)
-        result: TrainResult = await in_thread(lambda: self.trainer.train(model.vector, train.round))
+        result = await in_thread(lambda: self._pay_and_train(train))
         update = model.vector - result.model
         if not np.isfinite(update).all():
             text = "the local update holds NaN or infinity; lower the learning rate or clip gradients"
@@ -55,6 +61,12 @@ class Training:
         self._stands_at = self.trainer.state()
         seconds = time.monotonic() - started
         return Trained(model.version, update, self._stands_at, result.loss, result.samples, seconds)
+
+    def _pay_and_train(self, train: Train) -> TrainResult:
+        """Paid for before it starts: a crash in between costs a training, and never hides one."""
+        if self._books.charge(train.run, self.trainer, train.trainings) is not None:
+            self._audit.sent("training", 0, train.round, **self._books.standing().figures())
+        return self.trainer.train(train.model.vector, train.round)
 
 
 async def in_thread(function: Callable[[], T]) -> T:

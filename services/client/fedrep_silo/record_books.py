@@ -1,0 +1,132 @@
+"""What training on this silo's records has cost, over all runs: one file per data set, charged before a training starts.
+
+Several daemons may train on the same data for different runs, so reading, deciding and writing happen under one lock. The file is
+never purged with a run. Without `[privacy]` trainings are counted all the same: a later budget must know of them.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedrep.errors import InvalidInputError, RefusedError, SettingsError
+from fedrep.record_privacy import Budget, RecordLedger, TrainingPrivacy
+from fedrep_runtime.files import taking_turns, write_atomically
+from fedrep_trainers.settings import PrivacySettings
+from fedrep_trainers.trainer import Allowance, PrivateTrainer, Trainer
+
+# Where a trainer states its privacy and no budget names a delta.
+USUAL_DELTA = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """`epsilon` is None where no guarantee exists: something was trained that stated nothing."""
+
+    epsilon: float | None
+    delta: float
+    budget: float | None
+    trainings: int
+
+    def figures(self) -> dict[str, Any]:
+        """For people and programs alike; "none" is no number."""
+        if self.epsilon is None:
+            return {"record_epsilon": "none"}
+        return {
+            "record_epsilon": self.epsilon,
+            "record_delta": self.delta,
+            "record_budget": self.budget,
+            "record_trainings": self.trainings,
+        }
+
+
+class RecordBooks:
+    def __init__(self, folder: Path, settings: PrivacySettings | None) -> None:
+        self._path = folder / "records.json"
+        self._turns = folder / ".records.lock"
+        self._settings = settings
+
+    @property
+    def budget(self) -> Budget | None:
+        return self._settings.budget if self._settings is not None else None
+
+    def check(self, trainer: Trainer) -> None:
+        """Before anything is trained: a budget needs a trainer that says what it costs, and books that are whole."""
+        if self.budget is None:
+            return
+        if not isinstance(trainer, PrivateTrainer):
+            raise SettingsError(
+                f"[privacy] asks for a trainer that states what its training costs, and {type(trainer).__name__} does not. Use "
+                "TorchTrainer, give your trainer a method `privacy` (docs/trainer.md), or remove [privacy]"
+            )
+        self._refuse_unprotected(self.ledger())
+
+    def ledger(self) -> RecordLedger:
+        if not self._path.exists():
+            return RecordLedger()
+        try:
+            return RecordLedger.from_dict(json.loads(self._path.read_bytes()))
+        except (OSError, ValueError, InvalidInputError) as error:
+            raise SettingsError(
+                f"{self._path} cannot be read ({error}). It holds what training on this data set has cost: restore it from a "
+                "backup; without it the budget would start anew"
+            ) from error
+
+    def charge(self, run: str, trainer: Trainer, trainings: int) -> TrainingPrivacy | None:
+        """Durable when this returns; whatever becomes of the training, it is paid for. Refused if the budget would not hold."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with taking_turns(self._turns):
+            ledger = self.ledger()
+            privacy = self.statement(ledger, run, trainer, trainings)
+            if self.budget is not None:
+                ledger = self._within_budget(ledger, run, privacy, self.budget)
+            elif privacy is None and run in ledger.unprotected:
+                return None  # without any guarantee once or a thousand times is the same
+            write_atomically(self._path, json.dumps(ledger.charge(run, privacy).to_dict()).encode())
+        return privacy
+
+    def statement(self, ledger: RecordLedger, run: str, trainer: Trainer, trainings: int) -> TrainingPrivacy | None:
+        """What the next training would cost; nothing is charged."""
+        if not isinstance(trainer, PrivateTrainer):
+            return None
+        if self.budget is None:
+            return trainer.privacy(None)
+        self._refuse_unprotected(ledger)
+        try:
+            return trainer.privacy(Allowance(self.budget, ledger, run, trainings))
+        except InvalidInputError as error:  # no noise makes another training fit
+            raise RefusedError(str(error), reason="RECORD_BUDGET") from error
+
+    def standing(self) -> Standing:
+        ledger, budget = self.ledger(), self.budget
+        delta = budget.delta if budget is not None else USUAL_DELTA
+        limit = budget.epsilon if budget is not None else None
+        if ledger.unprotected or not ledger.charges:
+            return Standing(None if ledger.unprotected else 0.0, delta, limit, ledger.trainings)
+        from fedrep_trainers.record_accountant import spent  # takes a second to import: only for silos that state something
+
+        return Standing(spent(ledger, delta), delta, limit, ledger.trainings)
+
+    def _within_budget(self, ledger: RecordLedger, run: str, privacy: TrainingPrivacy | None, budget: Budget) -> RecordLedger:
+        from fedrep_trainers.record_accountant import allows, opened
+
+        ledger = opened(ledger, privacy, budget)
+        if privacy is None or not allows(ledger, run, privacy, budget):
+            raise RefusedError(
+                f"after {ledger.trainings} trainings on this data set no further one fits its record budget of epsilon = "
+                f"{budget.epsilon:g} at delta = {budget.delta:g}, so this silo trains no more. Its operator alone decides about "
+                "`epsilon` in [privacy]",
+                reason="RECORD_BUDGET",
+            )
+        return ledger
+
+    def _refuse_unprotected(self, ledger: RecordLedger) -> None:
+        if ledger.unprotected:
+            raise RefusedError(
+                f"{self._path} counts trainings that stated no privacy (run {ledger.unprotected[0][:16]}), so no epsilon covers "
+                "this data set any more. Remove [privacy], or name another folder as `ledger`, whose figure then covers what is "
+                "trained from there on, and nothing before",
+                reason="RECORD_BUDGET",
+            )

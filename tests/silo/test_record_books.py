@@ -1,0 +1,281 @@
+"""What training costs the records: charged before it starts, over all runs of a data set; the silo stops before the budget."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from fedrep.errors import FedrepError, RefusedError, SettingsError
+from fedrep.protocol.error_memory import ErrorMemory
+from fedrep.protocol.model_state import ModelState
+from fedrep.protocol.silo_effects import Train, Trained, TrainingFailed, TrainingRefused
+from fedrep.protocol.silo_state import Journal
+from fedrep.record_privacy import Stated, TrainingPrivacy
+from fedrep_silo.audit import Audit
+from fedrep_silo.config import SiloSettings, load_silo_settings
+from fedrep_silo.record_books import RecordBooks
+from fedrep_silo.state import StateFolder
+from fedrep_silo.training import Training
+from fedrep_trainers.layout import Vector
+from fedrep_trainers.settings import PrivacySettings
+from fedrep_trainers.trainer import Allowance, TrainResult
+from tests.harness.federation import PARAMETERS, Federation, StubTrainer
+from tests.harness.scenarios import finish_in_step, serve
+
+PRIVACY = PrivacySettings(epsilon=1.0, delta=1e-5)
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Federation:
+    return Federation.create(tmp_path_factory.mktemp("records"), silos=4)
+
+
+MODEL = ModelState.initial(np.zeros(PARAMETERS, np.float32))
+
+
+class StatingTrainer(StubTrainer):
+    """Says that each of its trainings is (0.4, 0)-private, and counts them."""
+
+    statement: TrainingPrivacy | None = Stated(0.4)
+
+    def privacy(self, allowance: Allowance | None) -> TrainingPrivacy | None:  # noqa: ARG002 - the protocol's
+        return self.statement
+
+
+class LateTrainer(StatingTrainer):
+    """Notes what the books hold when its training starts."""
+
+    def __init__(self, books: RecordBooks) -> None:
+        super().__init__()
+        self._books = books
+        self.charged: list[int] = []
+
+    def train(self, model: Vector, round_number: int) -> TrainResult:
+        self.charged.append(self._books.ledger().trainings)
+        return super().train(model, round_number)
+
+
+def books(folder: Path, privacy: PrivacySettings | None = PRIVACY) -> RecordBooks:
+    return RecordBooks(folder, privacy)
+
+
+def training(folder: Path, trainer: StubTrainer, privacy: PrivacySettings | None = PRIVACY) -> Training:
+    return Training(trainer, trainer.state(), books(folder, privacy), Audit(folder / "audit.jsonl"))
+
+
+def trained(training: Training, run: str = "run", round_number: int = 1) -> Trained | TrainingFailed | TrainingRefused:
+    start_from = training.trainer.state()
+    return asyncio.run(training.carry_out(Train(MODEL, round_number, start_from, run, 10)))
+
+
+def test_a_training_is_charged_before_it_starts(tmp_path: Path) -> None:
+    trainer = LateTrainer(books(tmp_path))
+    assert isinstance(trained(training(tmp_path, trainer)), Trained)
+    assert trainer.charged == [1]
+
+
+def test_a_training_that_fails_is_charged_all_the_same(tmp_path: Path) -> None:
+    class Failing(StatingTrainer):
+        def train(self, *_: Any) -> TrainResult:
+            raise RuntimeError("out of memory")
+
+    assert isinstance(trained(training(tmp_path, Failing())), TrainingFailed)
+    assert books(tmp_path).standing().epsilon == pytest.approx(0.4)
+
+
+def test_the_silo_stops_before_the_budget_and_trains_no_more(tmp_path: Path) -> None:
+    trainer = StatingTrainer()
+    work = training(tmp_path, trainer)
+    outcomes = [type(trained(work, round_number=number)) for number in (1, 2, 3)]
+    assert outcomes == [Trained, Trained, TrainingRefused], "a third training would make 1.2 of 1.0"
+    assert trainer.trained_rounds == [1, 2]
+    standing = books(tmp_path).standing()
+    assert standing.epsilon == pytest.approx(0.8)
+    assert standing.budget == 1.0
+
+
+def test_one_budget_covers_all_runs_over_a_data_set(tmp_path: Path) -> None:
+    assert isinstance(trained(training(tmp_path, StatingTrainer()), "first"), Trained)
+    assert isinstance(trained(training(tmp_path, StatingTrainer()), "second"), Trained)
+    assert isinstance(trained(training(tmp_path, StatingTrainer()), "third"), TrainingRefused)
+
+
+def test_purging_a_run_forgets_nothing_of_what_training_cost(tmp_path: Path) -> None:
+    folder = StateFolder(tmp_path / "state")
+    trained(training(tmp_path / "ledger", StatingTrainer()))
+    folder.purge()
+    assert books(tmp_path / "ledger").standing().epsilon == pytest.approx(0.4)
+
+
+def test_two_silos_of_one_data_set_never_charge_the_same_budget_twice(tmp_path: Path) -> None:
+    """Processes that all see the same file: only as many trainings as fit are let through."""
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(4) as pool:
+        let_through = pool.starmap(_charge_until_refused, [(tmp_path, f"run-{n}") for n in range(4)])
+    assert sum(let_through) == 20
+    assert books(tmp_path, PrivacySettings(epsilon=2.0, delta=1e-5)).ledger().trainings == 20
+
+
+def _charge_until_refused(folder: Path, run: str) -> int:
+    trainer, count = StatingTrainer(), 0
+    trainer.statement = Stated(0.1)
+    while True:
+        try:
+            books(folder, PrivacySettings(epsilon=2.0 + 1e-9, delta=1e-5)).charge(run, trainer, 1)
+        except RefusedError:
+            return count
+        count += 1
+
+
+@pytest.mark.parametrize(("moment", "charged"), [("before", 0), ("during", 1), ("after", 1)])
+def test_kill_9_forgets_no_training_that_started(tmp_path: Path, moment: str, charged: int) -> None:
+    process = multiprocessing.get_context("spawn").Process(target=_die, args=(tmp_path, moment))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert books(tmp_path).ledger().trainings == charged
+    assert isinstance(trained(training(tmp_path, StatingTrainer())), Trained)
+    assert books(tmp_path).ledger().trainings == charged + 1, "it is trained again, and paid for again"
+
+
+def _die(folder: Path, moment: str) -> None:
+    def kill() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    class Dying(StatingTrainer):
+        def privacy(self, allowance: Allowance | None) -> TrainingPrivacy | None:
+            if moment == "before":
+                kill()
+            return super().privacy(allowance)
+
+        def train(self, model: Vector, round_number: int) -> TrainResult:
+            if moment == "during":
+                kill()
+            return super().train(model, round_number)
+
+    trained(training(folder, Dying()))
+    kill()
+
+
+def test_trainings_without_a_statement_are_counted_and_no_later_budget_covers_them(tmp_path: Path) -> None:
+    assert isinstance(trained(training(tmp_path, StubTrainer(), None)), Trained)
+    assert books(tmp_path, None).standing().figures() == {"record_epsilon": "none"}
+    with pytest.raises(RefusedError, match="no epsilon covers this data set"):
+        books(tmp_path).check(StatingTrainer())
+    assert isinstance(trained(training(tmp_path, StatingTrainer())), TrainingRefused)
+
+
+def test_a_trainer_that_states_its_privacy_is_in_the_books_without_a_budget(tmp_path: Path) -> None:
+    trained(training(tmp_path, StatingTrainer(), None))
+    figures = books(tmp_path, None).standing().figures()
+    assert figures == {"record_epsilon": 0.4, "record_delta": 1e-5, "record_budget": None, "record_trainings": 1}
+
+
+def test_a_budget_needs_a_trainer_that_says_what_it_costs(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="StubTrainer does not"):
+        books(tmp_path).check(StubTrainer())
+    silent = StatingTrainer()
+    silent.statement = None
+    assert isinstance(trained(training(tmp_path, silent)), TrainingRefused)
+    assert silent.trained_rounds == []
+
+
+def test_books_that_cannot_be_read_stop_the_silo(tmp_path: Path) -> None:
+    trained(training(tmp_path, StatingTrainer()))
+    (tmp_path / "records.json").write_text('{"charges": [')
+    with pytest.raises(SettingsError, match="restore it from a backup"):
+        books(tmp_path).check(StatingTrainer())
+    outcome = trained(training(tmp_path, StatingTrainer()))
+    assert isinstance(outcome, TrainingFailed)
+    assert "restore it from a backup" in outcome.text
+
+
+def test_the_audit_says_what_each_training_cost(tmp_path: Path) -> None:
+    work = training(tmp_path, StatingTrainer())
+    for number in (1, 2):
+        trained(work, round_number=number)
+    entries = list(Audit(tmp_path / "audit.jsonl").entries())
+    assert [(e["what"], e["bytes"], e["round"]) for e in entries] == [("training", 0, 1), ("training", 0, 2)]
+    assert [e["record_epsilon"] for e in entries] == pytest.approx([0.4, 0.8])
+
+
+def test_privacy_refuses_a_memory_from_before_it(tmp_path: Path) -> None:
+    state = {"momentum": np.zeros(PARAMETERS, np.float32)}
+    before = StateFolder(tmp_path)
+    before.save_journal(Journal())
+    before.save_memory(ErrorMemory(np.ones(PARAMETERS, np.float32)), state)
+    with pytest.raises(SettingsError, match="before \\[privacy\\]"):
+        StateFolder(tmp_path, private=True).load(StatingTrainer())
+    private = StateFolder(tmp_path, private=True)
+    private.save_memory(ErrorMemory(np.ones(PARAMETERS, np.float32)), state)
+    assert StateFolder(tmp_path, private=True).load(StatingTrainer()).memory.residual.sum() == PARAMETERS
+
+
+def test_privacy_refuses_figures_that_it_does_not_cover() -> None:
+    with pytest.raises(ValidationError, match="which \\[privacy\\] does not"):
+        SiloSettings(privacy=PRIVACY, report="all")
+
+
+def test_three_lines_of_toml_reach_the_trainer(tmp_path: Path) -> None:
+    (tmp_path / "client.toml").write_text('run = "r"\n[privacy]\nepsilon = 8\ndelta = 1e-5\n')
+    settings = load_silo_settings(tmp_path / "client.toml", {})
+    assert settings.trainer.privacy == settings.privacy == PrivacySettings(epsilon=8.0, delta=1e-5)
+
+
+def test_a_budget_under_trainer_is_refused_with_the_table_it_belongs_to(tmp_path: Path) -> None:
+    (tmp_path / "client.toml").write_text('run = "r"\n[trainer.privacy]\nepsilon = 8\ndelta = 1e-5\n')
+    with pytest.raises(FedrepError, match="write \\[privacy\\]"):
+        load_silo_settings(tmp_path / "client.toml", {})
+
+
+def test_a_silo_whose_record_budget_is_spent_holds_shares_once_more_and_leaves(federation: Federation, tmp_path: Path) -> None:
+    async def scenario(federation: Federation, run: str) -> None:
+        await federation.create_run(run, quorum=3)
+        federation.not_waiting_for(0, run, in_rounds=[3])
+        frugal = federation.daemon(0, run, StatingTrainer(), privacy=PRIVACY, ledger=tmp_path)
+        ended = await finish_in_step(frugal, *(federation.daemon(n, run) for n in (1, 2, 3)))
+        assert isinstance(ended[0], RefusedError)
+        assert "no further one fits its record budget of epsilon = 1" in str(ended[0])
+        assert ended[1:] == [None] * 3
+        assert any("record budget" in event.text for event in await federation.events(run, "problem"))
+        status = json.loads((frugal.folder.folder / "status.json").read_text())
+        assert status["record_epsilon"] == pytest.approx(0.8)
+        assert status["record_budget"] == 1.0
+
+    serve(federation, scenario, "record-budget")
+
+
+def test_privacy_lets_no_sample_count_leave(federation: Federation, tmp_path: Path) -> None:
+    async def scenario(federation: Federation, run: str) -> None:
+        await federation.create_run(run, rounds=1)
+        generous = PrivacySettings(epsilon=5.0, delta=1e-6)
+        daemons = [federation.daemon(n, run, StatingTrainer(n), privacy=generous, ledger=tmp_path / str(n)) for n in range(3)]
+        daemons.append(federation.daemon(3, run))
+        seen: dict[int, Any] = {}
+
+        def listen(number: int) -> None:
+            sent = daemons[number].connection.report
+
+            async def spy(request: Any) -> None:
+                seen[number] = request
+                await sent(request)
+
+            daemons[number].connection.report = spy  # type: ignore[method-assign]
+
+        listen(0)
+        listen(3)
+        assert await finish_in_step(*daemons) == [None] * 4
+        private, plain = seen[0], seen[3]
+        assert not private.HasField("samples")
+        assert plain.HasField("samples")
+
+    serve(federation, scenario, "record-report")
