@@ -20,6 +20,7 @@ import pytest
 from rich.console import Console
 
 from fedrep.errors import CryptoError
+from fedrep.privacy import shown
 from fedrep_cli.client import take_part
 from fedrep_cli.client_view import phase_line, round_line, show_rounds
 from fedrep_cli.main import main
@@ -32,6 +33,7 @@ from fedrep_identity.folder import FederationAddresses
 from fedrep_runtime.files import write_atomically
 from fedrep_server.config import ServerSettings
 from fedrep_silo.config import SiloSettings, load_silo_settings
+from fedrep_silo.state import StateFolder
 from fedrep_silo.training import in_thread
 from fedrep_trainers.settings import TrainerSettings
 from tests.harness.federation import Federation, StubTrainer
@@ -140,6 +142,62 @@ def test_check_shows_red_what_does_not_fit_the_run(tmp_path: Path) -> None:
             assert set(red) == {"model of the run", "policy"}
             assert "200 parameters, this trainer 100" in red["model of the run"]
             assert "0.9" in red["policy"]
+
+    run_scenario(scenario())
+
+
+async def checked(config: Path) -> dict[str, dict[str, str]]:
+    _, report = await fedrep("client", "check", "--config", str(config))
+    return {row["check"]: row for row in report["findings"]}
+
+
+def test_check_says_so_when_the_run_is_signed_by_an_admin_who_is_not_pinned(tmp_path: Path) -> None:
+    federation = Federation.create(tmp_path, silos=3)
+    trust, pins = federation.credentials("silo-0").trust_store(), tmp_path / "admins.txt"
+    config = federation.write_client_toml(0, policy={"admins_file": pins})
+
+    async def scenario() -> None:
+        async with federation.serving():
+            await federation.create_run()
+            pins.write_text("00" * 32)
+            found = (await checked(config))["run"]
+            assert found["outcome"] == "failed"
+            assert "'admin' is not among the admins this silo has pinned" in found["text"]
+            pins.write_text(trust.verify(federation.credentials("admin").chain).fingerprint.hex())
+            assert (await checked(config))["run"]["outcome"] == "ok"
+            pins.write_text("the admin of spring")
+            found = (await checked(config))["run"]
+            assert (found["outcome"], "is not a key fingerprint" in found["text"]) == ("failed", True)
+
+    run_scenario(scenario())
+
+
+def test_check_refuses_a_memory_without_a_journal_and_counts_what_all_runs_over_the_data_have_cost(tmp_path: Path) -> None:
+    federation = Federation.create(tmp_path, silos=3)
+    ledger = tmp_path / "ledger of the data"
+    config = federation.write_client_toml(0, ledger=ledger, policy={"epsilon_budget": 1000.0})
+    other = federation.write_client_toml(0, "other", ledger=ledger, policy={"epsilon_budget": 1000.0})
+
+    async def scenario() -> None:
+        async with federation.serving():
+            await federation.create_run(rounds=2)
+            await federation.create_run("other", rounds=2, buffer_size=3)
+            assert ", 0.000 spent" in (await checked(other))["epsilon"]["text"]
+            await federation.run_silos([federation.daemon(0, ledger=ledger), *map(federation.daemon, (1, 2))])
+            journal = federation.settings(0).state / "journal.json"
+            spent = StateFolder(journal.parent).journal().ledger.total
+            assert spent
+            assert f", {shown(spent)} spent" in (await checked(other))["epsilon"]["text"], "by the first run, over the same data"
+            found = await checked(config)
+            assert (found["state folder"]["outcome"], f", {shown(spent)} spent" in found["epsilon"]["text"]) == ("ok", True)
+            journal.unlink()
+            found = await checked(config)
+            assert found["state folder"]["outcome"] == "failed"
+            assert "a memory and no journal" in found["state folder"]["text"]
+            assert f", {shown(spent)} spent" in found["epsilon"]["text"], "what was lost with the journal is in the ledger"
+            next(ledger.iterdir()).write_text("{}")
+            found = await checked(config)
+            assert (found["epsilon"]["outcome"], "cannot be read" in found["epsilon"]["text"]) == ("failed", True)
 
     run_scenario(scenario())
 

@@ -9,8 +9,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fedrep.errors import FedrepError
-from fedrep.privacy import coordinate_epsilon, shown
+from fedrep.privacy import coordinate_epsilon, shown, sum_of
+from fedrep.protocol.amendments import first_of
 from fedrep.protocol.manifests import RunManifest
+from fedrep.protocol.silo_effects import Joined
 from fedrep.protocol.silo_rules import check_run
 from fedrep.protocol.silo_trust import check_run_signature
 from fedrep_cli.client import make_trainer
@@ -19,6 +21,7 @@ from fedrep_identity.diagnosis import Outcome, diagnose
 from fedrep_silo.config import SiloSettings
 from fedrep_silo.connection import connect
 from fedrep_silo.drill import Drill
+from fedrep_silo.ledgers import LedgerFolder
 from fedrep_silo.state import StateFolder
 from fedrep_silo.trust import FederationTrust
 from fedrep_trainers.contract import check_trainer
@@ -89,6 +92,7 @@ def _promises(trainer: Trainer) -> Iterable[Row]:
 def _state(settings: SiloSettings, trainer: Trainer | None) -> Row:
     try:
         folder = StateFolder(settings.state)
+        folder.check_journal()
         journal = folder.journal()
         if trainer is not None:
             folder.memory(trainer.layout.size)
@@ -110,17 +114,21 @@ async def _run(settings: SiloSettings, trainer: Trainer | None) -> list[Row]:
         credentials = Credentials.load(settings.credentials)
         async with asyncio.timeout(SERVER_SECONDS):
             joined = await connection.join(settings.run, b"", b"", None)
-        run = check_run_signature(joined.run, FederationTrust(credentials.trust_store()))
     except (FedrepError, TimeoutError) as error:
         return [row("run", Outcome.FAILED, str(error) or "the server did not answer in time", "Start with the lines above.")]
     finally:
         await connection.close()
+    try:
+        pinned = settings.policy.rules(None).pinned_admins if settings.role == "silo" else None
+        run = check_run_signature(joined.run, FederationTrust(credentials.trust_store()), pinned)
+    except FedrepError as error:
+        return [row("run", Outcome.FAILED, str(error), "Compare `admins_file` in [policy] with the federation's admins.")]
     rows = [row("run", Outcome.OK, f"{run.name!r}: {joined.state}, round {joined.last_round} of {run.rounds}")]
     if trainer is not None:
         rows.append(_model(run, trainer))
         if settings.role == "silo":
             rows.append(_policy(settings, run, credentials.identity.name))
-            rows.append(_epsilon(settings, run))
+            rows.append(_epsilon(settings, joined, credentials.identity.name))
     return rows
 
 
@@ -140,21 +148,39 @@ def _policy(settings: SiloSettings, run: RunManifest, name: str) -> Row:
     return row("policy", Outcome.OK, "the run is within this silo's policy")
 
 
-def _epsilon(settings: SiloSettings, run: RunManifest) -> Row:
+def _epsilon(settings: SiloSettings, joined: Joined, name: str) -> Row:
     """For the full roster: fewer silos propose more coordinates each."""
+    run = joined.run.manifest
     cost = coordinate_epsilon(run.parameters, run.coordinates // len(run.silos), run.alpha)
     covers = "which coordinates are proposed, one coordinate changed"
+    try:
+        spent = _spent(settings, joined, name)
+    except FedrepError as error:
+        return row("epsilon", Outcome.FAILED, str(error))
+    budget = settings.policy.epsilon_budget
     if cost is None:
         text = f"alpha = 0: no guarantee ({covers})"
         return row("epsilon", Outcome.WARNING, text, "Ask for alpha > 0 with least_alpha in [policy] if you want one.")
-    budget = settings.policy.epsilon_budget
     if budget is None:
-        return row("epsilon", Outcome.OK, f"{shown(cost)} per round, no budget set ({covers})")
-    left = budget - (StateFolder(settings.state).journal().ledger.total or 0.0)
+        return row("epsilon", Outcome.OK, f"{shown(cost)} per round, {shown(spent)} spent, no budget set ({covers})")
+    if spent is None:
+        text = f"a proposal from this data set went out without any guarantee: the budget of {budget:g} is spent ({covers})"
+        return row("epsilon", Outcome.WARNING, text, "The silo takes part only without `epsilon_budget` in [policy].")
+    left = max(budget - spent, 0.0)
     rounds = int(left // cost) if cost else run.rounds
-    outcome = Outcome.OK if rounds >= run.rounds else Outcome.WARNING
-    text = f"{shown(cost)} per round; the budget lasts for {rounds} more rounds of {run.rounds} ({covers})"
+    outcome = Outcome.OK if rounds >= run.rounds - joined.last_round else Outcome.WARNING
+    text = f"{shown(cost)} per round, {shown(spent)} spent; the budget lasts for {rounds} more rounds of {run.rounds} ({covers})"
     return row("epsilon", outcome, text, "" if outcome is Outcome.OK else "The silo stops when the budget is spent.")
+
+
+def _spent(settings: SiloSettings, joined: Joined, name: str) -> float | None:
+    """By all runs over this data set, as the daemon would count it."""
+    ledgers = LedgerFolder(settings.ledger, name)
+    journal = StateFolder(settings.state, ledgers).charged_journal()
+    origin = first_of((*(signed.manifest for signed in joined.predecessors), joined.run.manifest))
+    run = journal.ledger_name or origin.digest().hex()
+    ledger = journal.ledger if journal.run else ledgers.of(run)
+    return sum_of(ledger.total, ledgers.elsewhere(run))
 
 
 def render(result: Mapping[str, Any]) -> Any:

@@ -83,16 +83,20 @@ class StateFolder:
 
     def load(self, trainer: Trainer) -> SiloState:
         """What was saved last; the trainer is put back to its state of then."""
+        self.check_journal()
+        memory, kept = self.memory(trainer.layout.size)
+        if kept:
+            self._give_back(trainer, kept)
+        self._on_disk = SiloState(self.charged_journal(), memory, trainer.state(), self.model())
+        return self._on_disk
+
+    def check_journal(self) -> None:
+        """A folder that lost its journal must not pass for a new one."""
         if self._memory.exists() and not self._journal.exists():
             raise SettingsError(
                 f"{self.folder} has a memory and no journal, which says in which rounds this silo spoke and what it revealed: "
                 "restore it from a backup, or leave the run with `fedrep client leave --purge` and join anew"
             )
-        memory, kept = self.memory(trainer.layout.size)
-        if kept:
-            self._give_back(trainer, kept)
-        self._on_disk = SiloState(self._with_ledger(self.journal()), memory, trainer.state(), self.model())
-        return self._on_disk
 
     def write(self, save: Save) -> Written:
         """Durable when this returns: each part that changed, whole, in the order that makes a crash between two harmless."""
@@ -108,8 +112,9 @@ class StateFolder:
         self._on_disk = state
         return Written(save)
 
-    def _with_ledger(self, journal: Journal) -> Journal:
+    def charged_journal(self) -> Journal:
         """A crash may have come between the ledger and the journal: what was charged stays charged."""
+        journal = self.journal()
         if self._ledgers is None or not journal.run:
             return journal
         kept = self._ledgers.of(journal.ledger_name)
