@@ -238,8 +238,6 @@ class Proposed:
         self.once.take("submit")
         ready = self.ready
         agreement = ready._agree(consensus)
-        if not any(place.silo == ready.member.name for buffer in consensus.assignment for place in buffer):
-            return Observing(agreement)
         place = check_own_place(
             consensus, ready.member.run, self.message.record, self.coordinates, agreement.indices, ready.c1, ready.peers
         )

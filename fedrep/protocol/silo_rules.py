@@ -294,11 +294,13 @@ def check_own_place(
 ) -> int | None:
     """Rule 2 before submitting: the own buffer's index, if its members and the consensus are what this silo agreed to.
 
-    None if too few of the buffer proposed: that is nobody's fault, and this silo goes on as a holder.
+    None if its proposal was not taken, or too few of the buffer proposed: this silo goes on as a holder, and sends no values.
     """
+    place = _own_place(consensus.assignment, record.silo)
+    if place is None:
+        return None
     if not np.isin(proposed, indices, assume_unique=True).all():
         raise RefusedError("the consensus leaves out coordinates this silo proposed", reason="PROPOSAL_LEFT_OUT")
-    place = _own_place(consensus.assignment, record.silo)
     buffer = consensus.assignment[place]
     stands = next(member for member in buffer if member.silo == record.silo)
     if stands.record_digest != record.digest(c1):
@@ -309,11 +311,8 @@ def check_own_place(
     return place
 
 
-def _own_place(assignment: Assignment, silo: SiloName) -> int:
-    for number, buffer in enumerate(assignment):
-        if any(member.silo == silo for member in buffer):
-            return number
-    raise RefusedError("the assignment has no place for this silo", reason="NOT_ASSIGNED")
+def _own_place(assignment: Assignment, silo: SiloName) -> int | None:
+    return next((number for number, buffer in enumerate(assignment) if any(member.silo == silo for member in buffer)), None)
 
 
 def _check_mates(consensus: Consensus, place: int, own: SiloName, c1: bytes, peers: Mapping[SiloName, PeerIdentity]) -> None:

@@ -40,7 +40,7 @@ def openable_buffers(survivors: Iterable[Sized], min_survivors: int, byzantine: 
 
 
 def least_quorum(silos: int, buffer_size: int, byzantine: int) -> int:
-    """Proposers without whom no secret could be recovered, or too few buffers filled."""
+    """Silos in a roster without whom no secret could be recovered, or too few buffers filled."""
     return max(share_threshold(silos), buffers_needed(byzantine) * buffer_size)
 
 

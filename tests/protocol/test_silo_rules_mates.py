@@ -156,14 +156,17 @@ def test_an_assignment_with_a_name_outside_the_roster_is_refused() -> None:
 
 
 def test_a_silo_without_a_place_in_the_assignment_sends_no_values() -> None:
-    """Its proposal may have come too late: it goes on as a holder."""
+    """Its proposal may have come too late, and then its coordinates are missing too: it goes on as a holder."""
     federation = Federation.of(6)
     federation.until(Phase.SUBMIT)
     silo = federation.members[0]
     honest = federation.round.consensus_for(silo.name)
     place = own_buffer(honest, silo.name)
     others = tuple(member for member in honest.assignment[place] if member.silo != silo.name)
-    assert isinstance(submit_to(silo, with_buffer(honest, place, others)), Observing)
+    assert silo.proposed is not None
+    unwanted = np.setdiff1d(np.arange(federation.run.parameters), silo.proposed.coordinates)[:10]
+    coordinates = encode_coordinates(unwanted, federation.run.parameters)
+    assert isinstance(submit_to(silo, replace(with_buffer(honest, place, others), coordinates=coordinates)), Observing)
 
 
 def test_an_assignment_that_names_a_silo_in_two_buffers_is_refused() -> None:
