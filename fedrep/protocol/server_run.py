@@ -198,6 +198,8 @@ class ServerRun:
     def _deliver(self, message: Proposal | Abstention | Submission | Confirmation | Reveal) -> list[RunEffect]:
         if isinstance(message, Reveal) and message.round == self.progress.last_round:
             return []  # enough others were faster; that is no fault of this holder
+        if isinstance(message, Confirmation) and self.confirmed_before(message.round) is not None:
+            return []  # nor that the round was applied while it waited for its turn
         self.round_for(message.round)
         return self._play(message)
 

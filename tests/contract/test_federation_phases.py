@@ -12,6 +12,7 @@ import grpc
 import pytest
 
 from fedrep.protocol.manifests import SiloName
+from fedrep.protocol.messages import Signatures
 from fedrep.wire import codec
 from fedrep.wire.v1 import federation_pb2 as pb
 from tests.contract.refusals import (
@@ -176,6 +177,27 @@ def test_the_last_proposal_counts_although_its_sender_hangs_up(server: LiveServe
     assert len(driver._interpreter._marks) == 2
     assert driver._interpreter._timer is not None
     assert not driver._interpreter._timer.done()
+
+
+def test_a_confirmation_that_waits_for_its_turn_while_the_round_is_applied_is_answered(server: LiveServer, run_name: str) -> None:
+    at = stage(server, run_name, "reveal")
+    driver = server.driver(run_name)
+    late = codec.confirmation_from_wire(SiloName(at.last.name), at.sent[f"confirmation/{at.last.name}"])
+    reveals = [codec.reveal_from_wire(SiloName(silo.name), at.sent[f"reveal/{silo.name}"]) for silo in at.silos[1:3]]
+
+    async def in_this_order() -> Signatures:
+        lock = driver._interpreter.lock
+        async with lock:
+            revealing = [asyncio.create_task(driver.deliver(reveal)) for reveal in reveals]
+            confirming = asyncio.create_task(driver.confirm(late))
+            while len(lock._waiters or ()) < 3:
+                await asyncio.sleep(0)
+        await asyncio.gather(*revealing)
+        return await confirming
+
+    signatures = server.ask(in_this_order())
+    assert driver.last_round == 1
+    assert {name for name, _ in signatures} == {silo.name for silo in at.silos[:3]}
 
 
 def test_a_statement_about_a_skipped_round_reaches_everyone_who_asks_later(server: LiveServer, run_name: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 from fedrep.errors import FedrepError, OutOfPhaseError, UnknownSiloError, WrongRoundError
 from fedrep.protocol.goals import Totals
 from fedrep.protocol.manifests import RoundManifest, RunHash, SiloName
-from fedrep.protocol.messages import Aborted, Outcome, Phase
+from fedrep.protocol.messages import Aborted, Confirmation, Outcome, Phase
 from fedrep.protocol.run_effects import (
     Announced,
     Answered,
@@ -253,12 +253,17 @@ def test_a_timer_of_an_older_round_changes_nothing() -> None:
     assert machine.round_for(2).phase is Phase.PROPOSE
 
 
+def confirmation_of(run: PlayedRun, silo: Silo) -> Confirmation:
+    return Confirmation(silo.name, run.run.digest(), 1, b"signed")
+
+
 def test_late_holders_of_an_applied_round_miss_nothing() -> None:
     run = four()
     update = run.play_all()
     late = [silo for silo in run.members if silo.revealed is not None][-1]
     assert late.revealed is not None
     assert run.interpreter.machine.receive(late.revealed.message) == []
+    assert run.interpreter.machine.receive(confirmation_of(run, late)) == []
     assert run.interpreter.machine.confirmed_before(1) == update.evidence.confirmations
     assert run.interpreter.machine.confirmed_before(2) is None
 
@@ -269,6 +274,8 @@ def test_late_holders_of_a_skipped_round_get_no_signatures() -> None:
     run.open_round()
     run.interpreter.tell(Aborted("maintenance"))
     assert run.interpreter.machine.confirmed_before(1) is None
+    with pytest.raises(OutOfPhaseError):
+        run.interpreter.machine.receive(confirmation_of(run, run.members[0]))
 
 
 def test_the_outcome_of_an_old_round_is_on_disk_only_and_of_a_future_one_nowhere() -> None:
