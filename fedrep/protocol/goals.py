@@ -26,6 +26,8 @@ class Goals:
         """Which one, in words."""
         if totals.rounds >= self.rounds:
             return f"all {self.rounds} rounds played"
+        if last_round >= self.rounds:  # silos take part in none beyond what an admin signed
+            return f"round {self.rounds} was the last; {totals.rounds} were played, the other numbers waited out penalties"
         if self.accuracy and totals.best_accuracy is not None and totals.best_accuracy >= self.accuracy:
             return f"target accuracy {self.accuracy:g} reached"
         if self.epsilon and (totals.epsilon is None or totals.epsilon >= self.epsilon):

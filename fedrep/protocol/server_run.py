@@ -76,7 +76,8 @@ from fedrep.protocol.server_rules import check_rollback
 
 Sign = Callable[[RoundManifest], SignedRoundManifest]
 
-# Every change of a run's state. RoundDue needs a quorum besides, and Counted a goal that is reached.
+# Every change of a run's state. RoundDue needs a quorum besides, and Counted a goal that is reached. A run whose signed numbers
+# are used up is FINISHED when its next round would be due.
 STATES: dict[tuple[RunState, type[RunEvent]], RunState] = {
     (RunState.WAITING, RoundDue): RunState.RUNNING,
     (RunState.WAITING, Pause): RunState.PAUSED,
@@ -248,11 +249,17 @@ class ServerRun:
         before = self.progress
         state = STATES.get((before.state, RoundDue))
         number, roster = self._next_roster()
-        if self.open is not None or state is None or len(roster) < self.rules.quorum:
+        if self.open is not None or state is None:
+            return []
+        if before.last_round >= self.rules.rounds:
+            return self._finish(f"round {self.rules.rounds} was the last")
+        if len(roster) < self.rules.quorum:
             return []
         amended = before.amended_for(number)
         if amended is not before:  # the numbers in between wait out penalties, and are never given out
             return self._ask(KeepAttendance(amended, _amended_line(amended)))
+        if number > self.rules.rounds:
+            return self._finish(f"penalties leave no quorum before round {number}, and round {self.rules.rounds} is the last")
         manifest = announce(self.rules, before.model.state.name, before.clip_range, number, roster)
         keys = {entry.name: before.keys[entry.name] for entry in roster}
         rng = self._dice.generator("aggregate", number)
@@ -317,16 +324,19 @@ class ServerRun:
         return self._ask(KeepAttendance(after, Noted("amended", text, severity="info", round=current)))
 
     def _judge(self, counted: Counted) -> list[RunEffect]:
-        state = STATES.get((self.progress.state, Counted))
         reason = self._goals.reached(counted.totals, self.progress.last_round)
-        if state is None or reason is None:
+        if (self.progress.state, Counted) not in STATES or reason is None:
             return self._gather(at_once=True)
+        return self._finish(reason)
+
+    def _finish(self, reason: str) -> list[RunEffect]:
+        state = RunState.FINISHED
         return self._ask(KeepState(replace(self.progress, state=state, reason=reason), _state_line(state, reason)))
 
     def _start_again(self, event: Restarted) -> list[RunEffect]:
         self.progress = self.progress.after_restart()
         if event.open_round <= self.progress.last_round:
-            return []
+            return self._open_round() if self.progress.last_round >= self.rules.rounds else []
         closed = _amended(skip_after_restart(self.rules, event.open_round, self.progress))
         return self._ask(CommitRound(closed, (closed.line(),)))
 
@@ -356,9 +366,14 @@ class ServerRun:
         return next_roster(now.attendance, now.keys, max(now.last_round, self.rules.from_round - 1), self.rules.quorum)
 
     def _gather(self, *, at_once: bool = False) -> list[RunEffect]:
-        """A round starts when everyone is here, or a quorum is and has waited long enough for the rest."""
+        """A round starts when everyone is here, or a quorum is and has waited long enough for the rest.
+
+        After the last number nobody is waited for: what is due then is the run's end.
+        """
         if self.open is not None or (self.progress.state, RoundDue) not in STATES:
             return []
+        if self.progress.last_round >= self.rules.rounds:
+            return [Gather(True)]
         _, roster = self._next_roster()
         if len(roster) < self.rules.quorum:
             return []

@@ -12,6 +12,7 @@ from fedrep.protocol.goals import Goals, Totals
     [
         (Goals(10), Totals(9, 1.0, 99.0), None),
         (Goals(10), Totals(10, None, None), "all 10 rounds played"),
+        (Goals(7), Totals(5, None, 0.0), "round 7 was the last; 5 were played, the other numbers waited out penalties"),
         (Goals(10, accuracy=0.8), Totals(5, None, 0.0), None),
         (Goals(10, accuracy=0.8), Totals(5, 0.79, 0.0), None),
         (Goals(10, accuracy=0.8), Totals(5, 0.8, 0.0), "target accuracy 0.8 reached"),

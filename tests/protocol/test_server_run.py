@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedrep.errors import FedrepError, OutOfPhaseError, UnknownSiloError, WrongRoundError
-from fedrep.protocol.goals import Totals
+from fedrep.protocol.goals import Goals, Totals
 from fedrep.protocol.manifests import RoundManifest, RunHash, SiloName
 from fedrep.protocol.messages import Aborted, Confirmation, Outcome, Phase
 from fedrep.protocol.run_effects import (
@@ -499,6 +499,59 @@ def test_a_run_ends_by_itself_after_its_rounds() -> None:
         run.play_all()
     progress = run.interpreter.machine.progress
     assert (progress.state, progress.reason) == (RunState.FINISHED, "all 2 rounds played")
+
+
+def uncounted(rounds: int) -> PlayedRun:
+    """All rounds of it are played, and nobody has heard so."""
+    run = four(rounds=rounds)
+    run.interpreter.machine._goals = Goals(99)
+    for _ in range(rounds):
+        run.play_all()
+    assert run.interpreter.machine.progress.state is RunState.RUNNING
+    return run
+
+
+def test_no_round_is_opened_beyond_the_signed_number_though_the_totals_are_unknown() -> None:
+    """Silos would refuse it."""
+    run = uncounted(2)
+    machine = run.interpreter.machine
+    assert machine.receive(CountUnknown()) == [Gather(True)]
+    finish = the_save(machine.receive(RoundDue()))
+    assert isinstance(finish, KeepState)
+    assert machine.receive(Saved(finish)) == []
+    assert (machine.progress.state, machine.progress.reason) == (RunState.FINISHED, "round 2 was the last")
+
+
+def test_a_run_whose_end_was_not_written_ends_at_the_next_start() -> None:
+    assert restarted(uncounted(2)).machine.progress.state is RunState.FINISHED
+
+
+def test_a_run_that_was_paused_in_its_last_round_ends_when_it_goes_on() -> None:
+    run = four(rounds=1)
+    run.join()
+    run.open_round()
+    run.interpreter.tell(Pause("look"))
+    for phase in (run.propose, run.submit, run.confirm, run.reveal):
+        for silo in run.members:
+            phase(silo)
+    assert run.interpreter.machine.progress.state is RunState.PAUSED
+    run.interpreter.tell(Resume())
+    run.interpreter.tell(RoundDue())
+    assert (run.interpreter.machine.progress.state, run.interpreter.machine.open) == (RunState.FINISHED, None)
+
+
+def test_a_run_ends_when_waiting_out_penalties_would_lead_beyond_its_last_round() -> None:
+    run = four(rounds=5)
+    run.play_all()
+    machine = run.interpreter.machine
+    attendance = machine.progress.attendance
+    late = {name: replace(attendance.standings[name], back_in_round=7) for name in names_of(run)[:2]}
+    sitting_out = replace(attendance, standings={**attendance.standings, **late})
+    machine.progress = replace(machine.progress, attendance=sitting_out)
+    run.interpreter.tell(RoundDue())
+    assert machine.open is None
+    assert machine.progress.state is RunState.FINISHED
+    assert machine.progress.reason == "penalties leave no quorum before round 7, and round 5 is the last"
 
 
 def restarted(run: PlayedRun) -> Interpreter:
