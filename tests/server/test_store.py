@@ -234,6 +234,7 @@ def test_a_runs_epsilon_is_the_largest_of_what_was_counted_and_what_silos_say(st
     assert started.summary("run").epsilon_total == 6.0
     started.add_metrics("run", 3, "a", "silo", {"epsilon_total": float("inf")})
     assert started.summary("run").epsilon_total == 6.0
+    assert started.summary("run").epsilon_counted == 1.5
 
 
 def test_no_flood_of_other_lines_pushes_an_alert_out(url: str) -> None:
@@ -371,7 +372,7 @@ def test_one_proposal_without_guarantee_leaves_no_total(started: SqlStore) -> No
     started.commit_round(a_commit(1))
     started.commit_round(a_commit(2, ledger=(LedgerEntry("a", 2, 1000, 25, 0.0, None),)))
     assert {row.name: row.epsilon_ledger for row in started.silo_rows("run")} == {"a": None, "b": 1.5}
-    assert started.summary("run").epsilon_total is None
+    assert (started.summary("run").epsilon_total, started.summary("run").epsilon_counted) == (None, None)
 
 
 def test_a_new_run_has_spent_nothing(started: SqlStore) -> None:

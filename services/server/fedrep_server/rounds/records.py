@@ -225,8 +225,9 @@ class RunRecords:
         return found
 
     def totals(self) -> Totals:
+        """Epsilon by the ledger kept here: no silo's word about itself ends a run for all."""
         figures = self.store.summary(self.name)
-        return Totals(figures.rounds_applied + figures.rounds_skipped, figures.best_accuracy, figures.epsilon_total)
+        return Totals(figures.rounds_applied + figures.rounds_skipped, figures.best_accuracy, figures.epsilon_counted)
 
 
 def _stored(update: Update) -> StoredUpdate:

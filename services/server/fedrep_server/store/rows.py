@@ -208,8 +208,8 @@ class SiloRow:
 
 @dataclass(frozen=True, slots=True)
 class RunFigures:
-    """A run's totals. `epsilon_total` is the largest over the silos, of what was counted here and what they say themselves; None
-    if any proposal had no guarantee."""
+    """A run's totals. `epsilon_total` is the largest over the silos, of what was counted here and what they say themselves (of
+    all runs over their data); `epsilon_counted` of what was counted here alone. None if any proposal had no guarantee."""
 
     rounds_applied: int
     rounds_skipped: int
@@ -219,6 +219,7 @@ class RunFigures:
     loss: float | None
     best_accuracy: float | None
     epsilon_total: float | None
+    epsilon_counted: float | None
     epsilon_budget: float | None
     last_roster: int
     last_event: int

@@ -96,9 +96,10 @@ def figures(connection: Connection, name: str) -> RunFigures:
         .limit(1)
     ).one_or_none()
     best = connection.execute(select(func.max(metrics.c.accuracy)).where(evaluated)).scalar_one()
-    spent, without_guarantee, budget = connection.execute(
+    spent, counted, without_guarantee, budget = connection.execute(
         select(
             func.max(larger(silos.c.epsilon_reported, silos.c.epsilon_ledger)),
+            func.max(silos.c.epsilon_ledger),
             func.sum(silos.c.releases_without_guarantee),
             func.min(silos.c.epsilon_budget),
         ).where(silos.c.run == name)
@@ -115,6 +116,7 @@ def figures(connection: Connection, name: str) -> RunFigures:
         loss=None if latest is None else latest.loss,
         best_accuracy=best,
         epsilon_total=None if without_guarantee else (spent or 0.0),
+        epsilon_counted=None if without_guarantee else (counted or 0.0),
         epsilon_budget=budget,
         last_roster=roster or 0,
         last_event=run.last_event,
