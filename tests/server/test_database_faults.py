@@ -118,17 +118,44 @@ def test_cleaning_up_that_never_works_holds_no_round_up(live: LiveServer) -> Non
     assert totals(live)[:3] == (2, 0, 2)
 
 
-def test_a_rollback_whose_word_was_lost_does_not_stand_in_the_way_of_a_round(live: LiveServer) -> None:
+def rolled_back(server: LiveServer) -> None:
+    """To the first model, as an admin's call does it."""
+    admin = server.people.credentials["admin"]
+    order = codec.rollback_from_wire(server.rollback_request(RUN, 0, "admin").order)
+    driver, coordinator = server.driver(RUN), server.running.coordinator
+    server.ask(coordinator.roll_back(driver, 0, order, admin.trust_store().verify(admin.chain)))
+
+
+@pytest.mark.parametrize("away", [False, True], ids=["back at once", "away for a while"])
+def test_a_rollback_whose_word_was_lost_is_found_and_counts(live: LiveServer, away: bool) -> None:
+    live.create_run(RUN)
+    silos = joined(live, RUN)
+    play_round(silos, wait_for_round(live, RUN), STEP)
+    wait_for_round(live, RUN, after=1)
+    faulty = breaks(live, "save_progress", early=False)
+    looked = breaks(live, "run", early=True) if away else None
+    rolled_back(live)
+    assert faulty.failed
+    assert looked is None or looked.failed
+    driver, store = live.driver(RUN), live.running.coordinator.store
+    kept = store.run(RUN).progress
+    assert (driver.model.state.version, driver.model.state.hash) == (kept.model_version, kept.model_hash)
+    assert kept.model_version == 2
+    assert [stored.event.kind for stored in store.events(RUN, 0, 100)].count("rolled_back") == 1
+    third = wait_for_round(live, RUN, after=2)
+    assert third.model_version == 2
+
+
+def test_a_rollback_that_was_not_written_changes_nothing_and_stands_in_the_way_of_no_round(live: LiveServer) -> None:
     live.create_run(RUN)
     silos = joined(live, RUN)
     play_round(silos, wait_for_round(live, RUN), STEP)
     second = wait_for_round(live, RUN, after=1)
-    breaks(live, "save_progress", early=False)
+    breaks(live, "save_progress", early=True)
     driver, coordinator = live.driver(RUN), live.running.coordinator
-    admin = live.people.credentials["admin"]
-    order = codec.rollback_from_wire(live.rollback_request(RUN, 0, "admin").order)
     with pytest.raises(StoreUnavailableError):
-        live.ask(coordinator.roll_back(driver, 0, order, admin.trust_store().verify(admin.chain)))
+        rolled_back(live)
+    assert (driver.model.state.version, coordinator.store.run(RUN).progress.model_version) == (1, 1)
     assert second.round == 2
     third = wait_for_round(live, RUN, after=2)
     play_round(silos, third, STEP)

@@ -13,7 +13,7 @@ from typing import Protocol
 
 import structlog
 
-from fedrep.errors import FedrepError
+from fedrep.errors import FedrepError, StoreUnavailableError
 from fedrep.protocol.messages import Aborted, Phase
 from fedrep.protocol.round_closing import ClosedRound
 from fedrep.protocol.round_effects import Noted
@@ -115,7 +115,9 @@ class Interpreter:
             match effect:
                 case CommitRound():
                     await self._commit(effect)
-                case KeepLine() | KeepState() | KeepAttendance() | KeepModel() | OpenRound():
+                case KeepModel():
+                    await self._keep_model(effect)
+                case KeepLine() | KeepState() | KeepAttendance() | OpenRound():
                     await asyncio.to_thread(self.records.write, effect)
                     await self._saved(effect)
                 case SetTimer():
@@ -132,6 +134,28 @@ class Interpreter:
 
     async def _saved(self, save: Save) -> None:
         await self._carry_out(self.machine.receive(Saved(save)))
+
+    async def _keep_model(self, save: KeepModel) -> None:
+        """An error may be the loss of an answer only: the model is looked for before anybody hears that it was not kept."""
+        try:
+            await asyncio.to_thread(self.records.write, save)
+        except StoreUnavailableError as error:
+            if not await self._stands(save, error):
+                raise
+        await self._saved(save)
+
+    async def _stands(self, save: KeepModel, error: FedrepError) -> bool:
+        pause = 0.5
+        while True:
+            log.error("model_in_doubt", run=self._name, version=save.progress.model.state.version, problem=str(error))
+            try:
+                return await asyncio.to_thread(self.records.holds, save)
+            except StoreUnavailableError as again:
+                if self._stopping:
+                    raise
+                error = again
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
 
     async def _commit(self, save: CommitRound) -> None:
         """A database that is away is waited for: nobody hears of what is not on disk."""

@@ -82,6 +82,11 @@ class RunRecords:
                 self.commit(save, round_row(save.closed, Clock(time.time(), ()), {}), {})
         self.changed(self.name)
 
+    def holds(self, save: KeepModel) -> bool:
+        """Whether it stands on disk, found by the admin's order, which no two rollbacks share."""
+        kept = self.store.run(self.name).progress
+        return (kept.model_hash, kept.rollback) == (save.progress.model.state.hash, self.columns(save.progress).rollback)
+
     def _open(self, save: OpenRound) -> None:
         """A number that was asked for in vain may stand on disk all the same. Nobody has heard of it, so it can be used."""
         number = save.round.number
