@@ -32,13 +32,14 @@ class ImageBatches:
         self._images = images
         self._indices = indices
         self._preparation = preparation
-        self._batch_size = min(batch_size, indices.size)
+        self.records = indices.size
+        self.batch_size = min(batch_size, indices.size)
         self._seed = seed
         self._shuffled: tuple[int, NDArray[np.int64]] = (-1, indices)
 
     def batch(self, number: int) -> Batch:
         chosen: list[NDArray[np.int64]] = []
-        position, missing = number * self._batch_size, self._batch_size
+        position, missing = number * self.batch_size, self.batch_size
         while missing:
             epoch, offset = divmod(position, self._indices.size)
             piece = self._epoch(epoch)[offset : offset + missing]
@@ -46,6 +47,12 @@ class ImageBatches:
             position, missing = position + piece.size, missing - piece.size
         rng = np.random.default_rng([self._seed, 1, number])
         return self._preparation.batch(self._images, np.concatenate(chosen), rng)
+
+    def pieces(self, positions: NDArray[np.int64], number: int, at_once: int) -> Iterator[Batch]:
+        """Records drawn by position, as `records.RecordSource` has it."""
+        rng = np.random.default_rng([self._seed, 1, number])
+        for start in range(0, positions.size, at_once):
+            yield self._preparation.batch(self._images, self._indices[positions[start : start + at_once]], rng)
 
     def _epoch(self, epoch: int) -> NDArray[np.int64]:
         if self._shuffled[0] != epoch:

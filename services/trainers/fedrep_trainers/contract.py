@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrep.record_privacy import SampledGaussian, Stated, TrainingPrivacy
 from fedrep_trainers.layout import ModelLayout, Vector
-from fedrep_trainers.trainer import Trainer, TrainerState, TrainResult
+from fedrep_trainers.trainer import PrivateTrainer, Trainer, TrainerState, TrainResult
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,13 @@ def check_repeatable(trainer: Trainer) -> str:
     first = _two_rounds(trainer)
     trainer.load_state(before)
     second = _two_rounds(trainer)
+    if _promises_noise(_statement(trainer)):
+        require(
+            not np.array_equal(first, second),
+            "training twice from the same state gives the same bits, so what privacy() states is not so; draw fresh noise from "
+            "the operating system (`secrets`) at every step, from no seed, and keep none of it in state()",
+        )
+        return "the same state and model train to other bits: the noise is fresh"
     if np.array_equal(first, second):
         return "the same state and model train to the same bits"
     largest = float(np.max(np.abs(first - second)))
@@ -85,6 +93,18 @@ def check_repeatable(trainer: Trainer) -> str:
         "that lives from round to round in state()",
     )
     return f"the same state and model train to within {largest:.1g} (not to the same bits, as is usual on a GPU)"
+
+
+def check_privacy(trainer: Trainer) -> str:
+    match _statement(trainer):
+        case None:
+            return "states nothing: its records have no guarantee"
+        case SampledGaussian(noise, rate, steps):
+            return f"DP-SGD: {steps} steps a training, noise {noise:g} times the clip norm, records drawn at a rate of {rate:.3g}"
+        case Stated(epsilon, delta):
+            return f"epsilon {epsilon:g} and delta {delta:g} a training, by its own word"
+        case other:
+            raise BrokenPromiseError(f"privacy() gives a {type(other).__name__}; return Stated(epsilon, delta), or None")
 
 
 def check_state(trainer: Trainer) -> str:
@@ -137,6 +157,7 @@ CHECKS: dict[str, Callable[[Trainer], str]] = {
     "training": check_train,
     "read-only input": check_read_only_input,
     "repeatable": check_repeatable,
+    "privacy": check_privacy,
     "state": check_state,
     "evaluation": check_evaluate,
     "refusals": check_refusals,
@@ -168,6 +189,7 @@ def _run(name: str, check: Callable[[Trainer], str], trainer: Trainer) -> Findin
     except Exception as error:
         return Finding(name, False, f"state() raised {error!r}")
     try:
+        _statement(trainer)  # a private trainer trains only once it was asked what that costs
         return Finding(name, True, check(trainer))
     except BrokenPromiseError as broken:
         return Finding(name, False, str(broken))
@@ -184,6 +206,15 @@ def _restore(trainer: Trainer, state: TrainerState) -> None:
     except Exception:
         # A load_state() that fails is what the "state" check reports; here it would only hide that finding.
         return
+
+
+def _statement(trainer: Trainer) -> TrainingPrivacy | None:
+    return trainer.privacy(None) if isinstance(trainer, PrivateTrainer) else None
+
+
+def _promises_noise(said: TrainingPrivacy | None) -> bool:
+    """Epsilon 0 is the exception: what depends on no record needs no noise."""
+    return isinstance(said, SampledGaussian) or (isinstance(said, Stated) and said.epsilon > 0.0)
 
 
 def _two_rounds(trainer: Trainer) -> Vector:

@@ -27,6 +27,8 @@ class PrivacySettings(BaseModel):
     )
     rounds: Count | None = Field(default=None, description="trainings the budget should last for; None: what the run has left")
 
+    records_at_once: Count = Field(default=16, description="gradients of so many records are in memory together")
+
     @property
     def budget(self) -> Budget:
         return Budget(self.epsilon, self.delta)

@@ -17,14 +17,16 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from fedrep.errors import InvalidInputError, NonFiniteError, SettingsError
+from fedrep.record_privacy import TrainingPrivacy
 from fedrep_trainers.batches import Batch, BatchSource, LoaderBatches, derived_seed
 from fedrep_trainers.devices import choose_device
 from fedrep_trainers.layout import ModelLayout, Vector
 from fedrep_trainers.normalization import reestimate, to_device, tracked_norms
 from fedrep_trainers.optimizers import build_optimizer, copy_into, to_numpy
+from fedrep_trainers.private_steps import PrivateSteps
 from fedrep_trainers.schedule import learning_rate
 from fedrep_trainers.settings import TrainerSettings
-from fedrep_trainers.trainer import Evaluation, TrainerState, TrainResult
+from fedrep_trainers.trainer import Allowance, Evaluation, TrainerState, TrainResult
 
 Loss = Callable[[Any, Any], Tensor]
 
@@ -63,6 +65,11 @@ class TorchTrainer:
         self._flat, self._gradient = _flatten(named, self._device)
         self._initial = None if self._device.type == "meta" else self._vector()
         self._optimizer = build_optimizer(settings, self._parameters, self._flat, self._gradient)
+        self._private = (
+            PrivateSteps(self._module, named, self._gradient, train, self._loss_of, settings, settings.privacy)
+            if settings.privacy is not None
+            else None
+        )
 
     @property
     def layout(self) -> ModelLayout:
@@ -77,8 +84,14 @@ class TorchTrainer:
             raise SettingsError("device = 'meta' holds no values; it only checks shapes and devices")
         return self._initial.copy()
 
+    def privacy(self, allowance: Allowance | None) -> TrainingPrivacy | None:
+        """With `[privacy]` in the settings, the steps of DP-SGD that the next training makes; the noise is fixed here."""
+        return None if self._private is None else self._private.statement(allowance)
+
     def train(self, model: Vector, round_number: int) -> TrainResult:
         self._layout.require_vector(model)
+        if self._private is not None:
+            self._private.require_statement()
         before = self.state()
         try:
             self._load(model)
@@ -97,11 +110,16 @@ class TorchTrainer:
         with self._own_randomness():
             for _ in range(self._settings.interval):
                 torch.manual_seed(derived_seed(self._seed, 2, self._step))
+                if self._private is not None:
+                    losses.append(self._private.fill(self._step))
+                    self._optimizer.step(rate)
+                    self._step += 1
+                    continue
                 inputs, targets = self._source.batch(self._step)
                 losses.append(self._one_step(to_device(inputs, self._device), to_device(targets, self._device), rate))
                 samples += len(targets)
                 self._step += 1
-        return torch.stack(losses), samples
+        return torch.stack(losses), samples if self._private is None else self._private.samples
 
     def evaluate(self, model: Vector) -> Evaluation:
         self._layout.require_vector(model)
@@ -131,6 +149,8 @@ class TorchTrainer:
 
     def state(self) -> dict[str, NDArray[np.generic]]:
         state: dict[str, NDArray[np.generic]] = {"step": np.array(self._step, dtype=np.int64)}
+        if self._private is not None:
+            state["private"] = np.array(1, dtype=np.int64)
         state.update({f"buffers/{name}": array for name, array in self._buffers().items()})
         state.update({f"optimizer/{name}": array for name, array in self._optimizer.state().items()})
         return state
@@ -138,14 +158,18 @@ class TorchTrainer:
     def load_state(self, state: TrainerState) -> None:
         if "step" not in state:
             raise InvalidInputError("the saved trainer state has no step number; it was written by another trainer")
+        if self._private is not None and "private" not in state:
+            raise InvalidInputError(
+                "the saved trainer state was made without [privacy], so its momentum holds records without noise; leave with "
+                "`fedrep client leave --purge` and join with an empty state folder"
+            )
         self._load_buffers(_below("buffers/", state))
         self._optimizer.load_state(_below("optimizer/", state))
         self._step = int(state["step"])
 
     def _one_step(self, inputs: Any, targets: Any, rate: float) -> Tensor:
         self._gradient.zero_()
-        with self._autocast():
-            loss = self._loss(self._module(inputs), targets)
+        loss = self._loss_of(self._module, (inputs, targets))
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves Tensor.backward without annotations
         if self._settings.clip_norm is not None:
             norm = torch.linalg.vector_norm(self._gradient)
@@ -153,9 +177,17 @@ class TorchTrainer:
         self._optimizer.step(rate)
         return loss.detach().float()
 
+    def _loss_of(self, module: nn.Module, batch: Batch) -> Tensor:
+        inputs, targets = batch
+        with self._autocast():
+            return self._loss(module(inputs), targets)
+
     def _result(self, losses: Tensor, samples: int, round_number: int) -> TrainResult:
         values = np.asarray(to_numpy(losses), dtype=np.float32)
         finite = np.isfinite(values)
+        if self._private is not None:  # a failed training would tell that a record was drawn; 0 where none was
+            values = values[finite] if finite.any() else np.zeros(1, dtype=np.float32)
+            finite = np.ones(values.shape, dtype=np.bool_)
         advice = "lower the learning rate, set clip_norm, or look for bad samples"
         if not finite.all():
             step = int(np.argmin(finite))

@@ -88,7 +88,8 @@ class Trainer(Protocol):
         """Train locally from `model`, which is left as it is.
 
         A function of the model, the round number, the state and the settings alone, so a restarted silo goes on as if
-        it had never stopped. When it raises, the state is what it was before.
+        it had never stopped; what a private trainer draws at random is the exception. When it raises, the state is what
+        it was before.
         """
         ...
 
