@@ -123,7 +123,7 @@ def check_run(run: RunManifest, policy: Policy, silo: str) -> None:
     if policy.expected_model_hash is not None and run.model_hash != policy.expected_model_hash:
         problems.append("the initial model is not the one this silo expects")
     if policy.expected_layout_hash is not None and run.layout_hash != policy.expected_layout_hash:
-        problems.append("the run's parameter names and shapes are not those of this silo's model")
+        problems.append("the run's parameters, by name and shape, or its frozen weights are not those of this silo's model")
     if run.reshuffle_every < policy.least_epoch:
         problems.append(f"buffers are drawn anew every {run.reshuffle_every} rounds; this silo asks for {policy.least_epoch}")
     if len(run.buffer_seed) != SEED_BYTES:

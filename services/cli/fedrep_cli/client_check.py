@@ -136,7 +136,9 @@ def _model(run: RunManifest, trainer: Trainer) -> Row:
     if run.layout_hash == bytes.fromhex(trainer.layout.digest):
         return row("model of the run", Outcome.OK, f"all {run.parameters} parameters agree in name and shape")
     text = f"the run has {run.parameters} parameters, this trainer {trainer.layout.size}; names or shapes differ"
-    return row("model of the run", Outcome.FAILED, text, "Use the model that the run was created with.")
+    if trainer.layout.frozen and run.parameters == trainer.layout.size:
+        text = f"{text}, or the frozen weights, whose hash is {trainer.layout.frozen[:16]} here"
+    return row("model of the run", Outcome.FAILED, text, "Use the model, and the base, that the run was created with.")
 
 
 def _policy(settings: SiloSettings, run: RunManifest, name: str) -> Row:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from fedrep.record_privacy import SampledGaussian, Stated
 from fedrep_trainers.contract import check_trainer
 from fedrep_trainers.layout import ModelLayout
+from fedrep_trainers.predictions import Predictions
 from fedrep_trainers.settings import TrainerSettings
 from fedrep_trainers.trainer import Allowance, Evaluation, PrivateTrainer, Trainer, TrainResult
 
@@ -22,6 +23,7 @@ __all__ = [
     "Allowance",
     "Evaluation",
     "ModelLayout",
+    "Predictions",
     "PrivateTrainer",
     "SampledGaussian",
     "Stated",

@@ -8,18 +8,17 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 from torch.utils.data import DataLoader
 
 from fedrep.errors import SettingsError
 from fedrep_trainers.images import Images, Preparation
 
-Batch = tuple[Tensor, Tensor]
+Batch = Any  # a tensor, a tuple whose last entry holds the targets, or a dict: see `forward`
 
 
 class BatchSource(Protocol):
     def batch(self, number: int) -> Batch:
-        """Inputs and targets of local step `number`, counted from 0 over all rounds; the same at every call."""
+        """The batch of local step `number`, counted from 0 over all rounds; the same at every call."""
         ...
 
 
@@ -99,12 +98,9 @@ class LoaderBatches:
 
     def batch(self, number: int) -> Batch:
         epoch, offset = divmod(number, self._length)
-        if number == self._next and offset:
-            inputs, targets = next(self._iterator)
-        else:
-            inputs, targets = self._enter(epoch, offset)
+        batch = next(self._iterator) if number == self._next and offset else self._enter(epoch, offset)
         self._next = number + 1
-        return inputs, targets
+        return batch
 
     def _enter(self, epoch: int, offset: int) -> Any:
         seed = derived_seed(self._seed, epoch)

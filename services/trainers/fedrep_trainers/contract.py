@@ -128,12 +128,15 @@ def check_evaluate(trainer: Trainer) -> str:
     require(bool(np.isfinite(first.loss)), f"evaluate() gives the loss {first.loss}")
     require(first.accuracy is None or 0 <= first.accuracy <= 1, f"accuracy {first.accuracy} is not a fraction in [0, 1]")
     require(first.samples > 0, "evaluate() used no sample")
+    odd = [name for name, value in first.metrics.items() if not (isinstance(name, str) and isinstance(value, float))]
+    require(not odd, f"evaluate() gives the metric {odd[:1]}; metrics are floats by name")
     require(np.array_equal(model, given), "evaluate() changed the vector it was given")
     require(_same_state(trainer.state(), before), "evaluate() changed the state that training depends on")
     second = trainer.evaluate(model)
     require(bool(np.isclose(first.loss, second.loss, rtol=1e-3)), "evaluate() gives another loss at the second call")
     accuracy = "" if first.accuracy is None else f", accuracy {first.accuracy:.3f}"
-    return f"loss {first.loss:.4g}{accuracy} over {first.samples} samples"
+    metrics = "".join(f", {name} {value:.4g}" for name, value in first.metrics.items())
+    return f"loss {first.loss:.4g}{accuracy}{metrics} over {first.samples} samples"
 
 
 def check_refusals(trainer: Trainer) -> str:

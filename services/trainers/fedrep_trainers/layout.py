@@ -27,6 +27,7 @@ Vector = NDArray[np.float32]
 
 # safetensors sorts tensors by itself, so the order of the parameters travels as metadata.
 _ORDER_KEY = "fedrep.order"
+_FROZEN_KEY = "fedrep.frozen"
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,14 @@ class Parameter:
 
 @dataclass(frozen=True)
 class ModelLayout:
-    """The trainable parameters in a fixed order. Two silos may train together only if their digests are equal."""
+    """The trainable parameters in a fixed order. Two silos may train together only if their digests are equal.
+
+    `frozen` is a hash of the weights that are not trained, such as the base beneath adapters: updates of one base mean nothing
+    to another. Empty where the whole model is trained.
+    """
 
     parameters: tuple[Parameter, ...]
+    frozen: str = ""
 
     def __post_init__(self) -> None:
         if not self.parameters:
@@ -60,8 +66,8 @@ class ModelLayout:
                 raise InvalidInputError(f"parameter {parameter} is empty; leave it out of the model")
 
     @classmethod
-    def of(cls, shapes: Iterable[tuple[str, Iterable[int]]]) -> ModelLayout:
-        return cls(tuple(Parameter(name, tuple(int(side) for side in shape)) for name, shape in shapes))
+    def of(cls, shapes: Iterable[tuple[str, Iterable[int]]], frozen: str = "") -> ModelLayout:
+        return cls(tuple(Parameter(name, tuple(int(side) for side in shape)) for name, shape in shapes), frozen)
 
     @cached_property
     def size(self) -> int:
@@ -70,12 +76,13 @@ class ModelLayout:
 
     @cached_property
     def described(self) -> str:
-        """As JSON; what a run's options carry, and what the digest is of."""
+        """As JSON; what a run's options carry, and what the digest is of, along with the hash of the frozen weights."""
         return json.dumps([[p.name, list(p.shape)] for p in self.parameters], separators=(",", ":"))
 
     @cached_property
     def digest(self) -> str:
-        return hashlib.sha256(self.described.encode()).hexdigest()
+        frozen = f"\nfrozen {self.frozen}" if self.frozen else ""
+        return hashlib.sha256((self.described + frozen).encode()).hexdigest()
 
     def difference(self, other: ModelLayout) -> str | None:
         """One sentence about the first place where `other` (the run's model) departs from this one, or None."""
@@ -84,6 +91,8 @@ class ModelLayout:
                 return f"parameter {position} is {mine} here and {theirs} in the run"
         if len(self.parameters) != len(other.parameters):
             return f"the model here has {len(self.parameters)} parameters, the run's has {len(other.parameters)}"
+        if self.frozen != other.frozen:
+            return "the frozen weights here are not the run's: load the same base model on every silo"
         return None
 
     def require_vector(self, vector: NDArray[np.generic]) -> None:
@@ -120,8 +129,13 @@ class ModelLayout:
 def write_model(path: Path, layout: ModelLayout, vector: Vector) -> None:
     """Write a safetensors file that `read_model` and any other safetensors reader understand; atomically."""
     layout.require_vector(vector)
-    order = json.dumps([p.name for p in layout.parameters])
-    write_tensors(path, layout.split(vector), {_ORDER_KEY: order})
+    write_tensors(path, layout.split(vector), layout_metadata(layout))
+
+
+def layout_metadata(layout: ModelLayout) -> dict[str, str]:
+    """What a file of named tensors does not say by itself."""
+    order = {_ORDER_KEY: json.dumps([p.name for p in layout.parameters])}
+    return order | ({_FROZEN_KEY: layout.frozen} if layout.frozen else {})
 
 
 def write_tensors(path: Path, tensors: Mapping[str, NDArray[np.generic]], metadata: dict[str, str]) -> None:
@@ -158,7 +172,7 @@ def read_model(path: Path) -> tuple[ModelLayout, Vector]:
             raise InvalidInputError(
                 f"{name} in {path} is {arrays[name].dtype}; a model file holds float32 trainable parameters only"
             )
-    layout = ModelLayout.of((name, arrays[name].shape) for name in names)
+    layout = ModelLayout.of(((name, arrays[name].shape) for name in names), metadata.get(_FROZEN_KEY, ""))
     vector = layout.join(arrays)
     layout.require_vector(vector)
     return layout, vector

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import nn
@@ -11,6 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedrep.errors import SettingsError
 from fedrep_trainers.batches import Batch
+from fedrep_trainers.forward import call_module, sample_count, split_batch, to_device
 
 
 def tracked_norms(module: nn.Module) -> list[_BatchNorm]:
@@ -19,8 +19,11 @@ def tracked_norms(module: nn.Module) -> list[_BatchNorm]:
 
 
 @torch.no_grad()
-def reestimate(module: nn.Module, batches: Iterable[Batch], device: torch.device) -> None:
-    """Replace running statistics by plain averages over `batches`; everything else stays in evaluation mode."""
+def reestimate(module: nn.Module, batches: Iterable[Batch], device: torch.device, *, whole: bool = False) -> None:
+    """Replace running statistics by plain averages over `batches`; everything else stays in evaluation mode.
+
+    `whole` for a module that takes targets too and makes its own loss.
+    """
     norms = tracked_norms(module)
     former: list[float | None] = [norm.momentum for norm in norms]
     module.eval()
@@ -30,16 +33,13 @@ def reestimate(module: nn.Module, batches: Iterable[Batch], device: torch.device
         norm.train()
     seen = 0
     try:
-        for inputs, _ in batches:
-            module(to_device(inputs, device))
-            seen += len(inputs)
+        for batch in batches:
+            inputs, _ = split_batch(batch)
+            call_module(module, to_device(batch if whole else inputs, device))
+            seen += sample_count(batch)
     finally:
         for norm, momentum in zip(norms, former, strict=True):
             norm.momentum = momentum
             norm.eval()
     if not seen:
         raise SettingsError("the calibration data is empty, so batch-norm statistics cannot be estimated from it")
-
-
-def to_device(inputs: Any, device: torch.device) -> Any:
-    return inputs.to(device, non_blocking=True)

@@ -7,7 +7,7 @@ out with one copy, and clipping, weight decay and momentum are single operations
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -20,19 +20,22 @@ from fedrep.errors import InvalidInputError, NonFiniteError, SettingsError
 from fedrep.record_privacy import TrainingPrivacy
 from fedrep_trainers.batches import Batch, BatchSource, LoaderBatches, derived_seed
 from fedrep_trainers.devices import choose_device
+from fedrep_trainers.forward import Loss, run_forward, sample_count, to_device
+from fedrep_trainers.frozen import frozen_digest
 from fedrep_trainers.layout import ModelLayout, Vector
-from fedrep_trainers.normalization import reestimate, to_device, tracked_norms
+from fedrep_trainers.normalization import reestimate, tracked_norms
 from fedrep_trainers.optimizers import build_optimizer, copy_into, to_numpy
+from fedrep_trainers.predictions import Metrics, Predictions, checked
 from fedrep_trainers.private_steps import PrivateSteps
 from fedrep_trainers.schedule import learning_rate
 from fedrep_trainers.settings import TrainerSettings
 from fedrep_trainers.trainer import Allowance, Evaluation, TrainerState, TrainResult
 
-Loss = Callable[[Any, Any], Tensor]
-
 
 class TorchTrainer:
-    """`loss` returns the mean over a batch. Targets of class indices also give an accuracy.
+    """`loss` returns the mean over a batch; without one the module gets whole batches and returns its own (see `forward`).
+
+    Targets of class indices also give an accuracy, and `metrics` whatever else it makes of all outputs and targets.
 
     `calibration`, if given, re-estimates batch-norm statistics before each evaluation and export; without it evaluation
     uses the statistics of this silo's own training. Frozen parameters stay as the module has them.
@@ -44,9 +47,10 @@ class TorchTrainer:
         *,
         train: BatchSource | DataLoader[Any],
         evaluation: Iterable[Batch],
-        loss: Loss,
+        loss: Loss | None = None,
         settings: TrainerSettings,
         calibration: Iterable[Batch] | None = None,
+        metrics: Metrics | None = None,
     ) -> None:
         if settings.threads is not None:
             torch.set_num_threads(settings.threads)
@@ -58,9 +62,10 @@ class TorchTrainer:
         self._evaluation = evaluation
         self._calibration = calibration
         self._loss = loss
+        self._metrics = metrics
         self._step = 0
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-        self._layout = ModelLayout.of((name, p.shape) for name, p in named)
+        self._layout = ModelLayout.of(((name, p.shape) for name, p in named), frozen_digest(module))
         self._parameters = [p for _, p in named]
         self._flat, self._gradient = _flatten(named, self._device)
         self._initial = None if self._device.type == "meta" else self._vector()
@@ -115,9 +120,9 @@ class TorchTrainer:
                     self._optimizer.step(rate)
                     self._step += 1
                     continue
-                inputs, targets = self._source.batch(self._step)
-                losses.append(self._one_step(to_device(inputs, self._device), to_device(targets, self._device), rate))
-                samples += len(targets)
+                batch = self._source.batch(self._step)
+                samples += sample_count(batch)
+                losses.append(self._one_step(to_device(batch, self._device), rate))
                 self._step += 1
         return torch.stack(losses), samples if self._private is None else self._private.samples
 
@@ -167,9 +172,9 @@ class TorchTrainer:
         self._optimizer.load_state(_below("optimizer/", state))
         self._step = int(state["step"])
 
-    def _one_step(self, inputs: Any, targets: Any, rate: float) -> Tensor:
+    def _one_step(self, batch: Any, rate: float) -> Tensor:
         self._gradient.zero_()
-        loss = self._loss_of(self._module, (inputs, targets))
+        loss = self._loss_of(self._module, batch)
         loss.backward()  # type: ignore[no-untyped-call]  # torch leaves Tensor.backward without annotations
         if self._settings.clip_norm is not None:
             norm = torch.linalg.vector_norm(self._gradient)
@@ -177,10 +182,9 @@ class TorchTrainer:
         self._optimizer.step(rate)
         return loss.detach().float()
 
-    def _loss_of(self, module: nn.Module, batch: Batch) -> Tensor:
-        inputs, targets = batch
+    def _loss_of(self, module: nn.Module, batch: Any) -> Tensor:
         with self._autocast():
-            return self._loss(module(inputs), targets)
+            return run_forward(module, batch, self._loss).loss
 
     def _result(self, losses: Tensor, samples: int, round_number: int) -> TrainResult:
         values = np.asarray(to_numpy(losses), dtype=np.float32)
@@ -205,23 +209,29 @@ class TorchTrainer:
         self._module.eval()
         total, hits, samples = 0.0, 0, 0
         classifies = True
-        for inputs, targets in self._evaluation:
-            targets = to_device(targets, self._device)
+        outputs: list[NDArray[Any]] = []
+        targets: list[NDArray[Any]] = []
+        for batch in self._evaluation:
             with self._autocast():
-                outputs = self._module(to_device(inputs, self._device))
-                loss = self._loss(outputs, targets)
-            total += float(loss) * len(targets)
-            samples += len(targets)
-            classifies = classifies and _are_class_indices(outputs, targets)
-            if classifies:
-                hits += int((outputs.argmax(dim=1) == targets).sum())
+                done = run_forward(self._module, to_device(batch, self._device), self._loss)
+            count = sample_count(batch)
+            total, samples = total + float(done.loss) * count, samples + count
+            classifies = classifies and _are_class_indices(done.logits, done.targets)
+            if classifies and done.logits is not None:
+                hits += int((done.logits.argmax(dim=1) == done.targets).sum())
+            if self._metrics is not None:
+                outputs += [to_numpy(done.logits.float())] if done.logits is not None else []
+                targets += [to_numpy(done.targets)] if isinstance(done.targets, Tensor) else []
         if not samples:
             raise SettingsError("the evaluation data is empty; give this silo at least one sample to evaluate on")
-        return Evaluation(loss=total / samples, accuracy=hits / samples if classifies else None, samples=samples)
+        loss, accuracy = total / samples, hits / samples if classifies else None
+        if self._metrics is None:
+            return Evaluation(loss, accuracy, samples)
+        return Evaluation(loss, accuracy, samples, checked(self._metrics(Predictions(loss, outputs, targets))))
 
     def _calibrate(self) -> None:
         if self._calibration is not None and tracked_norms(self._module):
-            reestimate(self._module, self._calibration, self._device)
+            reestimate(self._module, self._calibration, self._device, whole=self._loss is None)
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         if self._settings.autocast == "off":
@@ -273,4 +283,5 @@ def _below(prefix: str, state: TrainerState) -> dict[str, NDArray[np.generic]]:
 
 
 def _are_class_indices(outputs: Any, targets: Any) -> bool:
-    return bool(outputs.ndim == 2 and targets.ndim == 1 and not targets.is_floating_point())
+    both = isinstance(outputs, Tensor) and isinstance(targets, Tensor)
+    return both and bool(outputs.ndim == 2 and targets.ndim == 1 and not targets.is_floating_point())

@@ -44,7 +44,7 @@ needs only numpy, for least squares on local data:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -67,11 +67,12 @@ class TrainResult:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """`accuracy` is a fraction in [0, 1], or None where the task has no such thing."""
+    """`accuracy` is a fraction in [0, 1], or None where the task has no such thing; `metrics` are figures of your own by name."""
 
     loss: float
     accuracy: float | None
     samples: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 class Trainer(Protocol):
