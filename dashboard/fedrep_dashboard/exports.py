@@ -42,6 +42,12 @@ def _rounds(columns: tuple[str, ...]) -> Callable[[RunFeed], Table]:
     return table
 
 
+def _metrics(feed: RunFeed) -> Table:
+    rows = [row for row in feed.history.rows() if row.metrics]
+    names = sorted({name for row in rows for name in row.metrics})
+    return ("round", *names), ([row.round, *(row.metrics.get(name) for name in names)] for row in rows)
+
+
 def _phases(feed: RunFeed) -> Table:
     header = ("round", "outcome", "started_at", *(f"{phase}_seconds" for phase in _PHASES))
     rows = feed.history.rows()
@@ -75,6 +81,7 @@ def _events(feed: RunFeed) -> Table:
 CHARTS: Final[dict[str, Callable[[RunFeed], Table]]] = {
     **{name: _rounds(columns) for name, columns in _COLUMNS.items()},
     "phases": _phases,
+    "metrics": _metrics,
     "buffers": _buffers,
     "silos": _silos,
     "events": _events,

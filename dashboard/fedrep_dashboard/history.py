@@ -168,6 +168,7 @@ class History:
             update_norm=optional(item, "update_norm"),
             accuracy=optional(item, "accuracy"),
             loss=optional(item, "loss"),
+            metrics=dict(item.metrics),
             silo_accuracy_min=accuracy[0],
             silo_accuracy_median=accuracy[1],
             silo_accuracy_max=accuracy[2],

@@ -65,6 +65,7 @@ class Run(Shape):
     accuracy: float | None
     best_accuracy: float | None
     loss: float | None
+    metrics: dict[str, float] = Field(default_factory=dict, description="The evaluator's latest further figures by name.")
     bytes_up: int
     bytes_down: int
     epsilon_total: float | None = Field(description="Largest epsilon any silo spent; null when there is no guarantee.")
@@ -108,6 +109,7 @@ class Model(Shape):
     accuracy: float | None
     size: int
     best: bool
+    score: float | None = Field(default=None, description="By which the best is chosen; larger is better.")
 
 
 class Epsilon(Shape):
@@ -180,6 +182,7 @@ class RoundRow(Shape):
     update_norm: float | None
     accuracy: float | None
     loss: float | None
+    metrics: dict[str, float] = Field(default_factory=dict, description="The evaluator's further figures by name.")
     silo_accuracy_min: float | None
     silo_accuracy_median: float | None
     silo_accuracy_max: float | None

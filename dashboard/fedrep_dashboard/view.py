@@ -26,6 +26,7 @@ def run_of(item: observer_pb2.RunSummary, alerts: int = 0, last_alert: str = "")
         accuracy=optional(item, "accuracy"),
         best_accuracy=optional(item, "best_accuracy"),
         loss=optional(item, "loss"),
+        metrics=dict(item.metrics),
         bytes_up=item.bytes_up,
         bytes_down=item.bytes_down,
         epsilon_total=optional(item, "epsilon_total"),
@@ -107,6 +108,7 @@ def options_of(options: observer_pb2.RunOptions) -> dict[str, Any]:
         "target_accuracy": options.target_accuracy,
         "epsilon_budget": options.epsilon_budget,
         "keep_models": options.keep_models,
+        "best": options.best,
     }
 
 
@@ -142,7 +144,14 @@ def detail_of(
         settings=settings_of(answer.manifest.manifest),
         options=options_of(answer.options),
         models=[
-            schema.Model(version=m.version, hash=m.model_hash.hex(), accuracy=optional(m, "accuracy"), size=m.size, best=m.best)
+            schema.Model(
+                version=m.version,
+                hash=m.model_hash.hex(),
+                accuracy=optional(m, "accuracy"),
+                size=m.size,
+                best=m.best,
+                score=optional(m, "score"),
+            )
             for m in answer.models
         ],
         epsilon=epsilon_of(run, last_row, answer.options.epsilon_budget),

@@ -85,7 +85,7 @@ Request = Speech | Question
 class Joined:
     """What Join tells: the run's rules, the latest model's name, and the open round, if there is one.
 
-    `predecessors` are the manifests before an amended one, oldest first.
+    `predecessors` are the manifests before an amended one, oldest first; `best` is the evaluator's figure that decides.
     """
 
     run: SignedRunManifest
@@ -97,6 +97,7 @@ class Joined:
     evaluation_interval: int
     rollback: SignedRollback | None = None
     predecessors: tuple[SignedRunManifest, ...] = ()
+    best: str = ""
 
 
 @dataclass(frozen=True, slots=True)

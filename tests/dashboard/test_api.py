@@ -128,7 +128,9 @@ def test_a_group_of_rounds_shows_its_worst(client: httpx.Client) -> None:
     assert {word for row in cells for word in row} == {"dropped"}
 
 
-@pytest.mark.parametrize("chart", ["accuracy", "loss", "bytes", "epsilon", "health", "phases", "buffers", "silos", "events"])
+@pytest.mark.parametrize(
+    "chart", ["accuracy", "loss", "metrics", "bytes", "epsilon", "health", "phases", "buffers", "silos", "events"]
+)
 def test_every_chart_exports_the_same_table_as_csv_and_json(client: httpx.Client, chart: str) -> None:
     records = client.get(f"/runs/digits/charts/{chart}").json()
     answer = client.get(f"/runs/digits/charts/{chart}", params={"format": "csv"})
@@ -136,6 +138,13 @@ def test_every_chart_exports_the_same_table_as_csv_and_json(client: httpx.Client
     assert len(lines) == len(records) > 0
     assert list(lines[0]) == list(records[0])
     assert answer.headers["content-disposition"] == f'attachment; filename="digits-{chart}.csv"'
+
+
+def test_the_evaluators_own_figures_are_shown_with_the_run_and_its_rounds(client: httpx.Client) -> None:
+    shown = client.get("/runs/digits").json()["run"]["metrics"]
+    last = client.get("/runs/digits/charts/metrics").json()[-1]
+    assert list(shown) == ["auroc"]
+    assert shown["auroc"] == pytest.approx(last["auroc"])
 
 
 def test_runs_are_compared_in_one_table(client: httpx.Client) -> None:

@@ -149,6 +149,7 @@ class ScriptedServer(observer_pb2_grpc.ObserverServiceServicer):
         summary.model_version = item.model_version
         if item.HasField("accuracy"):
             summary.accuracy, summary.loss = item.accuracy, item.loss
+            summary.metrics.update(item.metrics)
             summary.best_accuracy = max(summary.best_accuracy, item.accuracy)
         run.answer.phase, run.answer.open_round = "propose", item.round + 1
         self._note_silos(run, item)
@@ -315,6 +316,7 @@ def _score(item: pb.Round, number: int, rng: random.Random) -> None:
     item.loss = 0.12 + 2.2 * math.exp(-number / 8) + rng.uniform(-0.01, 0.01)
     item.silo_accuracy.extend([item.accuracy - 0.06, item.accuracy - 0.01, min(1.0, item.accuracy + 0.03)])
     item.silo_loss.extend([item.loss * 0.8, item.loss * 1.05, item.loss * 1.4])
+    item.metrics["auroc"] = 1 - 0.5 * math.exp(-number / 9)
     item.update_norm = 1.4 * math.exp(-number / 14) + 0.1
 
 

@@ -421,6 +421,39 @@ def test_the_best_model_moves_on_and_the_old_best_may_go(started: SqlStore) -> N
     assert started.retire_models("run", keep_last=1) == [0, 1, 2]
 
 
+def test_the_evaluators_own_figures_come_back_with_the_round_and_the_run(started: SqlStore) -> None:
+    started.commit_round(a_commit(1))
+    started.commit_round(a_commit(2))
+    figures = {"auroc": 0.9, "f\x001": 0.5, "broken": float("nan")}
+    started.add_metrics("run", 1, "judge", "evaluator", {"loss": 0.5, "metrics": figures})
+    started.add_metrics("run", 1, "judge", "evaluator", {"loss": 0.25})
+    started.add_metrics("run", 2, "a", "silo", {"loss": 0.5, "metrics": {"auroc": 0.1}})
+    kept = {"auroc": 0.9, "f\ufffd1": 0.5}
+    assert [view.metrics for view in started.rounds("run", 1, 5)] == [kept, {}]
+    assert started.summary("run").metrics == kept
+
+
+def test_a_reporter_cannot_fill_the_store_with_figures(started: SqlStore) -> None:
+    started.commit_round(a_commit(1))
+    started.add_metrics("run", 1, "judge", "evaluator", {"loss": 0.5, "metrics": {"x" * 5000 + str(n): 1.0 for n in range(100)}})
+    started.add_metrics("run", 1, "judge", "evaluator", {"loss": 0.5, "metrics": {f"{n:04}": 1.0 for n in range(1000)}})
+    assert len(started.summary("run").metrics) == 64
+
+
+def test_the_score_decides_which_model_is_the_best_and_without_one_none_is(started: SqlStore) -> None:
+    for number in range(1, 4):
+        started.commit_round(a_commit(number))
+    started.add_metrics("run", 1, "judge", "evaluator", {"accuracy": 0.3, "score": -2.0, "model_version": 1})
+    started.add_metrics("run", 2, "judge", "evaluator", {"accuracy": 0.9, "score": -5.0, "model_version": 2})
+    started.add_metrics("run", 3, "judge", "evaluator", {"accuracy": 0.9, "score": None, "model_version": 3})
+    assert [(model.version, model.best, model.score) for model in started.models("run")] == [
+        (0, False, None),
+        (1, True, -2.0),
+        (2, False, -5.0),
+        (3, False, None),
+    ]
+
+
 def test_attendance_survives_json() -> None:
     entry = RosterEntry(SiloName("a"), b"\x01" * 32, b"\x02" * 32, b"\x03" * 70)
     attendance = Attendance({SiloName("a"): Standing(entry, 3, False, 2, 9)}, frozenset({SiloName("b")}))

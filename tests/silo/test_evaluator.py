@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from typing import Any
 
 import pytest
+from safetensors import safe_open
 
 from fedrep.errors import NotFoundError
+from fedrep_trainers.trainer import Evaluation
 from tests.harness.federation import Federation, StubTrainer
 from tests.harness.scenarios import finish, serve
 
@@ -39,6 +42,37 @@ def test_the_evaluator_reports_every_version_and_keeps_the_best_model(federation
         assert best.stat().st_mtime_ns == written, "a restart does not replace the best by one no better"
 
     serve(federation, scenario, "evaluated")
+
+
+class FallingFigure(StubTrainer):
+    """Its accuracy rises from version to version, its figure falls."""
+
+    evaluations = 0
+
+    def evaluate(self, model: Any) -> Evaluation:
+        self.layout.require_vector(model)
+        self.evaluations += 1
+        figures = {"recall": 1 / self.evaluations}
+        return Evaluation(loss=1.0, accuracy=min(1.0, self.evaluations / 10), samples=5, metrics=figures)
+
+
+def test_the_figure_that_the_run_names_chooses_the_best_model_on_both_sides(federation: Federation) -> None:
+    async def scenario(federation: Federation, run: str) -> None:
+        await federation.create_run(run, best="recall", keep_models=10)
+        evaluator = federation.evaluator(run, FallingFigure(1000))
+        watching = asyncio.ensure_future(evaluator.run())
+        await federation.until(lambda status: bool(status.summary.metrics), run)
+        assert await finish(*(federation.daemon(n, run) for n in range(4))) == [None] * 4
+        await watching
+        await evaluator.leave()
+        status = await federation.status(run)
+        assert status.summary.metrics["recall"] == pytest.approx(1 / evaluator._trainer.evaluations)  # type: ignore[attr-defined]
+        assert [model.version for model in status.models if model.best] == [0]
+        with safe_open(federation.settings("evaluator", run).state / "best.safetensors", "np") as file:
+            assert json.loads(file.metadata()["fedrep"])["version"] == 0
+        assert "recall 1.0000" in (await federation.events(run, "metrics"))[0].text
+
+    serve(federation, scenario, "recall")
 
 
 @pytest.mark.parametrize(("own", "evaluated"), [(None, [0, 2, 3]), (3, [0, 3])], ids=["as the run says", "its own setting"])

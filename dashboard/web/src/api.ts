@@ -30,6 +30,7 @@ export interface Run {
   accuracy: number | null;
   best_accuracy: number | null;
   loss: number | null;
+  metrics: Record<string, number>;
   bytes_up: number;
   bytes_down: number;
   epsilon_total: number | null;
@@ -59,6 +60,7 @@ export interface Model {
   accuracy: number | null;
   size: number;
   best: boolean;
+  score: number | null;
 }
 
 export interface RunDetail {
@@ -101,6 +103,7 @@ export interface Row {
   update_norm: number | null;
   accuracy: number | null;
   loss: number | null;
+  metrics: Record<string, number>;
   silo_accuracy_min: number | null;
   silo_accuracy_median: number | null;
   silo_accuracy_max: number | null;

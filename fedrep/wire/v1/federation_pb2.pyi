@@ -230,7 +230,7 @@ class SignedRollback(_message.Message):
     def __init__(self, run: _Optional[bytes] = ..., version: _Optional[int] = ..., model_hash: _Optional[bytes] = ..., admin: _Optional[str] = ..., certificate: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class JoinResponse(_message.Message):
-    __slots__ = ("run", "round", "model_version", "model_hash", "chain", "state", "server_certificate", "last_round", "evaluation_interval", "protocol_version", "rollback", "predecessors")
+    __slots__ = ("run", "round", "model_version", "model_hash", "chain", "state", "server_certificate", "last_round", "evaluation_interval", "protocol_version", "rollback", "predecessors", "best")
     RUN_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -243,6 +243,7 @@ class JoinResponse(_message.Message):
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     ROLLBACK_FIELD_NUMBER: _ClassVar[int]
     PREDECESSORS_FIELD_NUMBER: _ClassVar[int]
+    BEST_FIELD_NUMBER: _ClassVar[int]
     run: SignedRunManifest
     round: SignedRoundManifest
     model_version: int
@@ -255,7 +256,8 @@ class JoinResponse(_message.Message):
     protocol_version: int
     rollback: SignedRollback
     predecessors: _containers.RepeatedCompositeFieldContainer[SignedRunManifest]
-    def __init__(self, run: _Optional[_Union[SignedRunManifest, _Mapping]] = ..., round: _Optional[_Union[SignedRoundManifest, _Mapping]] = ..., model_version: _Optional[int] = ..., model_hash: _Optional[bytes] = ..., chain: _Optional[bytes] = ..., state: _Optional[str] = ..., server_certificate: _Optional[bytes] = ..., last_round: _Optional[int] = ..., evaluation_interval: _Optional[int] = ..., protocol_version: _Optional[int] = ..., rollback: _Optional[_Union[SignedRollback, _Mapping]] = ..., predecessors: _Optional[_Iterable[_Union[SignedRunManifest, _Mapping]]] = ...) -> None: ...
+    best: str
+    def __init__(self, run: _Optional[_Union[SignedRunManifest, _Mapping]] = ..., round: _Optional[_Union[SignedRoundManifest, _Mapping]] = ..., model_version: _Optional[int] = ..., model_hash: _Optional[bytes] = ..., chain: _Optional[bytes] = ..., state: _Optional[str] = ..., server_certificate: _Optional[bytes] = ..., last_round: _Optional[int] = ..., evaluation_interval: _Optional[int] = ..., protocol_version: _Optional[int] = ..., rollback: _Optional[_Union[SignedRollback, _Mapping]] = ..., predecessors: _Optional[_Iterable[_Union[SignedRunManifest, _Mapping]]] = ..., best: _Optional[str] = ...) -> None: ...
 
 class Amendments(_message.Message):
     __slots__ = ("manifests", "in_force")
@@ -596,7 +598,14 @@ class GetUpdateResponse(_message.Message):
     def __init__(self, header: _Optional[_Union[UpdateHeader, _Mapping]] = ..., chunk: _Optional[bytes] = ...) -> None: ...
 
 class ReportMetricsRequest(_message.Message):
-    __slots__ = ("run", "round", "model_version", "train_loss", "loss", "accuracy", "samples", "clip_rate", "train_seconds", "epsilon_total", "epsilon_budget", "drill", "problem", "given_up", "record_epsilon", "record_delta", "record_budget", "record_none")
+    __slots__ = ("run", "round", "model_version", "train_loss", "loss", "accuracy", "samples", "clip_rate", "train_seconds", "epsilon_total", "epsilon_budget", "drill", "problem", "given_up", "record_epsilon", "record_delta", "record_budget", "record_none", "metrics")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     RUN_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -615,6 +624,7 @@ class ReportMetricsRequest(_message.Message):
     RECORD_DELTA_FIELD_NUMBER: _ClassVar[int]
     RECORD_BUDGET_FIELD_NUMBER: _ClassVar[int]
     RECORD_NONE_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
     run: bytes
     round: int
     model_version: int
@@ -633,7 +643,8 @@ class ReportMetricsRequest(_message.Message):
     record_delta: float
     record_budget: float
     record_none: bool
-    def __init__(self, run: _Optional[bytes] = ..., round: _Optional[int] = ..., model_version: _Optional[int] = ..., train_loss: _Optional[float] = ..., loss: _Optional[float] = ..., accuracy: _Optional[float] = ..., samples: _Optional[int] = ..., clip_rate: _Optional[float] = ..., train_seconds: _Optional[float] = ..., epsilon_total: _Optional[float] = ..., epsilon_budget: _Optional[float] = ..., drill: _Optional[str] = ..., problem: _Optional[str] = ..., given_up: _Optional[int] = ..., record_epsilon: _Optional[float] = ..., record_delta: _Optional[float] = ..., record_budget: _Optional[float] = ..., record_none: _Optional[bool] = ...) -> None: ...
+    metrics: _containers.ScalarMap[str, float]
+    def __init__(self, run: _Optional[bytes] = ..., round: _Optional[int] = ..., model_version: _Optional[int] = ..., train_loss: _Optional[float] = ..., loss: _Optional[float] = ..., accuracy: _Optional[float] = ..., samples: _Optional[int] = ..., clip_rate: _Optional[float] = ..., train_seconds: _Optional[float] = ..., epsilon_total: _Optional[float] = ..., epsilon_budget: _Optional[float] = ..., drill: _Optional[str] = ..., problem: _Optional[str] = ..., given_up: _Optional[int] = ..., record_epsilon: _Optional[float] = ..., record_delta: _Optional[float] = ..., record_budget: _Optional[float] = ..., record_none: _Optional[bool] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class ReportMetricsResponse(_message.Message):
     __slots__ = ()

@@ -8,7 +8,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RunSummary(_message.Message):
-    __slots__ = ("name", "run", "state", "state_reason", "created_at", "round", "rounds_planned", "rounds_applied", "rounds_skipped", "model_version", "accuracy", "loss", "bytes_up", "bytes_down", "epsilon_total", "epsilon_budget", "silos_present", "silos_allowed", "aggregator", "drills", "best_accuracy")
+    __slots__ = ("name", "run", "state", "state_reason", "created_at", "round", "rounds_planned", "rounds_applied", "rounds_skipped", "model_version", "accuracy", "loss", "bytes_up", "bytes_down", "epsilon_total", "epsilon_budget", "silos_present", "silos_allowed", "aggregator", "drills", "best_accuracy", "metrics")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     NAME_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -30,6 +37,7 @@ class RunSummary(_message.Message):
     AGGREGATOR_FIELD_NUMBER: _ClassVar[int]
     DRILLS_FIELD_NUMBER: _ClassVar[int]
     BEST_ACCURACY_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
     name: str
     run: bytes
     state: str
@@ -51,7 +59,8 @@ class RunSummary(_message.Message):
     aggregator: str
     drills: bool
     best_accuracy: float
-    def __init__(self, name: _Optional[str] = ..., run: _Optional[bytes] = ..., state: _Optional[str] = ..., state_reason: _Optional[str] = ..., created_at: _Optional[float] = ..., round: _Optional[int] = ..., rounds_planned: _Optional[int] = ..., rounds_applied: _Optional[int] = ..., rounds_skipped: _Optional[int] = ..., model_version: _Optional[int] = ..., accuracy: _Optional[float] = ..., loss: _Optional[float] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., epsilon_total: _Optional[float] = ..., epsilon_budget: _Optional[float] = ..., silos_present: _Optional[int] = ..., silos_allowed: _Optional[int] = ..., aggregator: _Optional[str] = ..., drills: _Optional[bool] = ..., best_accuracy: _Optional[float] = ...) -> None: ...
+    metrics: _containers.ScalarMap[str, float]
+    def __init__(self, name: _Optional[str] = ..., run: _Optional[bytes] = ..., state: _Optional[str] = ..., state_reason: _Optional[str] = ..., created_at: _Optional[float] = ..., round: _Optional[int] = ..., rounds_planned: _Optional[int] = ..., rounds_applied: _Optional[int] = ..., rounds_skipped: _Optional[int] = ..., model_version: _Optional[int] = ..., accuracy: _Optional[float] = ..., loss: _Optional[float] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., epsilon_total: _Optional[float] = ..., epsilon_budget: _Optional[float] = ..., silos_present: _Optional[int] = ..., silos_allowed: _Optional[int] = ..., aggregator: _Optional[str] = ..., drills: _Optional[bool] = ..., best_accuracy: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class SiloStatus(_message.Message):
     __slots__ = ("name", "state", "last_seen", "software_version", "bytes_up", "bytes_down", "certificate_expires", "strikes", "back_in_round", "epsilon_total", "epsilon_budget", "drill", "problem", "given_up")
@@ -116,7 +125,14 @@ class SiloRound(_message.Message):
     def __init__(self, silo: _Optional[str] = ..., status: _Optional[str] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ...) -> None: ...
 
 class Round(_message.Message):
-    __slots__ = ("round", "outcome", "reason", "started_at", "phase_seconds", "consensus_size", "roster_size", "proposed", "survivors", "bytes_up", "bytes_down", "epsilon", "epsilon_theorem2", "clip_range", "clip_rate", "update_norm", "accuracy", "loss", "silo_accuracy", "silo_loss", "buffers", "silos", "model_version", "per_silo", "tolerated")
+    __slots__ = ("round", "outcome", "reason", "started_at", "phase_seconds", "consensus_size", "roster_size", "proposed", "survivors", "bytes_up", "bytes_down", "epsilon", "epsilon_theorem2", "clip_range", "clip_rate", "update_norm", "accuracy", "loss", "silo_accuracy", "silo_loss", "buffers", "silos", "model_version", "per_silo", "tolerated", "metrics")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     ROUND_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -142,6 +158,7 @@ class Round(_message.Message):
     MODEL_VERSION_FIELD_NUMBER: _ClassVar[int]
     PER_SILO_FIELD_NUMBER: _ClassVar[int]
     TOLERATED_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
     round: int
     outcome: _federation_pb2.Outcome
     reason: str
@@ -167,7 +184,8 @@ class Round(_message.Message):
     model_version: int
     per_silo: int
     tolerated: int
-    def __init__(self, round: _Optional[int] = ..., outcome: _Optional[_Union[_federation_pb2.Outcome, str]] = ..., reason: _Optional[str] = ..., started_at: _Optional[float] = ..., phase_seconds: _Optional[_Iterable[float]] = ..., consensus_size: _Optional[int] = ..., roster_size: _Optional[int] = ..., proposed: _Optional[int] = ..., survivors: _Optional[int] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., epsilon: _Optional[float] = ..., epsilon_theorem2: _Optional[float] = ..., clip_range: _Optional[float] = ..., clip_rate: _Optional[float] = ..., update_norm: _Optional[float] = ..., accuracy: _Optional[float] = ..., loss: _Optional[float] = ..., silo_accuracy: _Optional[_Iterable[float]] = ..., silo_loss: _Optional[_Iterable[float]] = ..., buffers: _Optional[_Iterable[_Union[BufferRound, _Mapping]]] = ..., silos: _Optional[_Iterable[_Union[SiloRound, _Mapping]]] = ..., model_version: _Optional[int] = ..., per_silo: _Optional[int] = ..., tolerated: _Optional[int] = ...) -> None: ...
+    metrics: _containers.ScalarMap[str, float]
+    def __init__(self, round: _Optional[int] = ..., outcome: _Optional[_Union[_federation_pb2.Outcome, str]] = ..., reason: _Optional[str] = ..., started_at: _Optional[float] = ..., phase_seconds: _Optional[_Iterable[float]] = ..., consensus_size: _Optional[int] = ..., roster_size: _Optional[int] = ..., proposed: _Optional[int] = ..., survivors: _Optional[int] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., epsilon: _Optional[float] = ..., epsilon_theorem2: _Optional[float] = ..., clip_range: _Optional[float] = ..., clip_rate: _Optional[float] = ..., update_norm: _Optional[float] = ..., accuracy: _Optional[float] = ..., loss: _Optional[float] = ..., silo_accuracy: _Optional[_Iterable[float]] = ..., silo_loss: _Optional[_Iterable[float]] = ..., buffers: _Optional[_Iterable[_Union[BufferRound, _Mapping]]] = ..., silos: _Optional[_Iterable[_Union[SiloRound, _Mapping]]] = ..., model_version: _Optional[int] = ..., per_silo: _Optional[int] = ..., tolerated: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Event(_message.Message):
     __slots__ = ("position", "at", "kind", "severity", "round", "silo", "text")
@@ -204,18 +222,20 @@ class GetRunRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ...) -> None: ...
 
 class ModelVersion(_message.Message):
-    __slots__ = ("version", "model_hash", "accuracy", "size", "best")
+    __slots__ = ("version", "model_hash", "accuracy", "size", "best", "score")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_HASH_FIELD_NUMBER: _ClassVar[int]
     ACCURACY_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
     BEST_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
     version: int
     model_hash: bytes
     accuracy: float
     size: int
     best: bool
-    def __init__(self, version: _Optional[int] = ..., model_hash: _Optional[bytes] = ..., accuracy: _Optional[float] = ..., size: _Optional[int] = ..., best: _Optional[bool] = ...) -> None: ...
+    score: float
+    def __init__(self, version: _Optional[int] = ..., model_hash: _Optional[bytes] = ..., accuracy: _Optional[float] = ..., size: _Optional[int] = ..., best: _Optional[bool] = ..., score: _Optional[float] = ...) -> None: ...
 
 class GetRunResponse(_message.Message):
     __slots__ = ("summary", "manifest", "silos", "models", "last_event", "phase", "open_round", "dense_bytes_per_silo_round", "options", "amendment")
@@ -280,18 +300,20 @@ class WatchRunResponse(_message.Message):
     def __init__(self, event: _Optional[_Union[Event, _Mapping]] = ..., round: _Optional[_Union[Round, _Mapping]] = ..., summary: _Optional[_Union[RunSummary, _Mapping]] = ...) -> None: ...
 
 class RunOptions(_message.Message):
-    __slots__ = ("evaluation_interval", "target_accuracy", "epsilon_budget", "keep_models", "layout")
+    __slots__ = ("evaluation_interval", "target_accuracy", "epsilon_budget", "keep_models", "layout", "best")
     EVALUATION_INTERVAL_FIELD_NUMBER: _ClassVar[int]
     TARGET_ACCURACY_FIELD_NUMBER: _ClassVar[int]
     EPSILON_BUDGET_FIELD_NUMBER: _ClassVar[int]
     KEEP_MODELS_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    BEST_FIELD_NUMBER: _ClassVar[int]
     evaluation_interval: int
     target_accuracy: float
     epsilon_budget: float
     keep_models: int
     layout: str
-    def __init__(self, evaluation_interval: _Optional[int] = ..., target_accuracy: _Optional[float] = ..., epsilon_budget: _Optional[float] = ..., keep_models: _Optional[int] = ..., layout: _Optional[str] = ...) -> None: ...
+    best: str
+    def __init__(self, evaluation_interval: _Optional[int] = ..., target_accuracy: _Optional[float] = ..., epsilon_budget: _Optional[float] = ..., keep_models: _Optional[int] = ..., layout: _Optional[str] = ..., best: _Optional[str] = ...) -> None: ...
 
 class CreateRunHeader(_message.Message):
     __slots__ = ("manifest", "options", "dry_run", "parameters", "sha256")

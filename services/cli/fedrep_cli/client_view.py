@@ -44,7 +44,8 @@ def phase_line(status: Mapping[str, Any]) -> str:
     where = f"round {status['round']}: " if status.get("round") else ""
     problem = f"  problem: {status['problem']}" if status.get("problem") else ""
     accuracy = f"  accuracy {status['accuracy']:.4f}" if status.get("accuracy") is not None else ""
-    return f"{where}{status['phase']}{accuracy}{problem}"
+    metrics = "".join(f"  {name} {value:.4f}" for name, value in status.get("metrics", {}).items())
+    return f"{where}{status['phase']}{accuracy}{metrics}{problem}"
 
 
 def round_line(status: Mapping[str, Any]) -> str:

@@ -357,4 +357,6 @@ def _run_table(run: Any) -> Any:
             Text(silo["problem"]),
         )
     kept = ", ".join(f"{m['version']}{' (best)' if m['best'] else ''}" for m in run["models"])
-    return Group(_runs_table({"runs": [run["summary"]]}), silos, f"Kept models: {kept}")
+    figures = ", ".join(f"{name} {value:.4f}" for name, value in run["summary"].get("metrics", {}).items())
+    lines = [*([f"Latest figures of the evaluator: {figures}"] if figures else []), f"Kept models: {kept}"]
+    return Group(_runs_table({"runs": [run["summary"]]}), silos, *lines)

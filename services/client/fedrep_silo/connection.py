@@ -182,6 +182,7 @@ class Connection:
             max(response.evaluation_interval, 1),
             codec.rollback_from_wire(response.rollback) if response.HasField("rollback") else None,
             tuple(codec.signed_run_from_wire(signed) for signed in response.predecessors),
+            response.best,
         )
 
     async def model(self, run: bytes, version: int) -> tuple[int, NDArray[np.float32]]:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 
 import structlog
@@ -13,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from fedrep.errors import FedrepError, InvalidInputError, NotFoundError, ProtocolError, RefusedError
+from fedrep.protocol.best import Best
 from fedrep.protocol.messages import ModelName, Outcome, Update
 from fedrep.protocol.model_state import ModelState, indices_of
 from fedrep.protocol.silo_effects import Joined
@@ -44,6 +46,7 @@ class Evaluator:
         self._evaluated: int | None = None
         self._evaluated_in = 0
         self._interval = 1
+        self._decides = Best()
         self.speaking = False  # an evaluator can leave at any moment
         self._leaving = False
         self._waiting_since: float | None = None
@@ -61,6 +64,7 @@ class Evaluator:
                 joined = await self.connection.join(self._settings.run, b"", b"", version)
                 run = check_run_signature(joined.run, FederationTrust(self._trust)).digest()
                 self._interval = self._settings.evaluate_every or joined.evaluation_interval
+                self._decides = Best.named(joined.best)
                 await self._catch_up(run, joined)
             except NotFoundError as error:  # the run is still to be created, or the model moved on while it was asked for
                 self._note_waiting(error)
@@ -147,8 +151,8 @@ class Evaluator:
             log.error("evaluation_failed", round=round_number, why=problem)
             self.status["problem"] = problem
             return
-        self.status |= {"accuracy": result.accuracy, "loss": result.loss, "problem": None}
-        log.info("evaluated", round=round_number, accuracy=result.accuracy, loss=round(result.loss, 4))
+        self.status |= {"accuracy": result.accuracy, "loss": result.loss, "metrics": dict(result.metrics), "problem": None}
+        log.info("evaluated", round=round_number, accuracy=result.accuracy, loss=round(result.loss, 4), **_logged(result.metrics))
         request = pb.ReportMetricsRequest(
             run=run,
             round=round_number,
@@ -156,12 +160,13 @@ class Evaluator:
             loss=result.loss,
             accuracy=result.accuracy,
             samples=result.samples,
+            metrics=result.metrics,
         )
         try:
             await self.connection.report(request)
         except FedrepError as error:
             log.warning("report_refused", why=str(error))
-        if score(result) > self._best:
+        if self._score(result) > self._best:
             await in_thread(lambda: self._keep_best(model, result))  # statistics are estimated anew, which takes a while
 
     def _keep_best(self, model: ModelState, result: Evaluation) -> None:
@@ -172,10 +177,14 @@ class Evaluator:
                 tensors = self._trainer.export(model.vector)
             except FedrepError as error:
                 log.warning("model_not_exported", why=str(error))
-        notes = {"version": model.version, "accuracy": result.accuracy, "loss": result.loss, "score": score(result)}
+        notes = {"version": model.version, "accuracy": result.accuracy, "loss": result.loss, "score": self._score(result)}
         data = save(tensors if tensors is not None else {"model": model.vector}, {"fedrep": json.dumps(notes)})
         write_atomically(self._best_file, data, 0o644)
-        self._best = score(result)
+        self._best = self._score(result)
+
+    def _score(self, result: Evaluation) -> float:
+        score = self._decides.score(result.accuracy, result.loss, result.metrics)
+        return -math.inf if score is None else score
 
     def _best_so_far(self) -> float:
         """A restart does not forget how good the best model was."""
@@ -193,6 +202,6 @@ class Evaluator:
         self._state.save_status(self.status)
 
 
-def score(result: Evaluation) -> float:
-    """Larger is better: the accuracy, or the negative loss where the task has no accuracy."""
-    return result.accuracy if result.accuracy is not None else -result.loss
+def _logged(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Under names of their own, for a figure may be called as a part of the log's line is."""
+    return {f"metric.{name}": round(value, 4) for name, value in metrics.items()}

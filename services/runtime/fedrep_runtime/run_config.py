@@ -72,6 +72,11 @@ class RunConfig(Section):
     keep_models: int | None = Field(
         default=None, ge=1, description="latest model versions kept, besides the best; absent: as many as the server keeps"
     )
+    best: str = Field(
+        default="",
+        description="the evaluator's figure that decides which model is the best, such as auroc, or -loss where less is better; "
+        "absent: accuracy",
+    )
     aggregator: AggregatorConfig = AggregatorConfig()
     deadlines: DeadlineConfig = DeadlineConfig()
     stop: StopConfig = StopConfig()
@@ -126,6 +131,7 @@ class RunConfig(Section):
             epsilon_budget=self.stop.epsilon_budget,
             keep_models=self.keep_models or 0,
             layout=layout,
+            best=self.best,
         )
 
 

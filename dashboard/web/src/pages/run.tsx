@@ -57,6 +57,9 @@ function Figures({ detail, rows }: { detail: RunDetail; rows: Row[] }) {
     <dl class="stats">
       <Stat label="Accuracy" value={percent(run.accuracy)} sub={run.best_accuracy != null && `best ${percent(run.best_accuracy)}`} />
       <Stat label="Loss" value={decimal(run.loss)} />
+      {Object.entries(run.metrics).map(([metric, value]) => (
+        <Stat key={metric} label={metric} value={decimal(value)} />
+      ))}
       <Stat
         label="Round"
         value={count(run.round)}
@@ -82,6 +85,7 @@ function Charts({ rows, detail, charts, name }: { rows: Row[]; detail: RunDetail
   const none = cost.total == null ? " With alpha = 0 there is no guarantee, hence no number." : "";
   const large = cost.total != null && !cost.meaningful ? " A total this large promises very little." : "";
   const common = { xs, sync: name };
+  const metrics = useMemo(() => [...new Set(rows.flatMap((row) => Object.keys(row.metrics)))].sort(), [rows]);
   return (
     <div class="grid">
       <Chart
@@ -103,6 +107,17 @@ function Charts({ rows, detail, charts, name }: { rows: Row[]; detail: RunDetail
         fromZero
         exportPath={`${charts}/loss`}
       />
+      {metrics.map((metric) => (
+        <Chart
+          {...common}
+          key={metric}
+          title={metric}
+          lines={[{ label: "evaluator", values: rows.map((row) => row.metrics[metric] ?? null), tone: "s1", width: 2.2 }]}
+          format={decimal}
+          tick={numberTick}
+          exportPath={`${charts}/metrics`}
+        />
+      ))}
       <Chart
         {...common}
         title="Bytes per round"

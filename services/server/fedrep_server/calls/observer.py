@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from fedrep.errors import InvalidInputError, NotFoundError
+from fedrep.protocol.best import Best
 from fedrep.protocol.manifests import SiloName
 from fedrep.wire import codec
 from fedrep.wire.chunks import Assembler, cut_into_chunks
@@ -96,6 +97,7 @@ class ObserverServicer(observer_pb2_grpc.ObserverServiceServicer):
         header = await header_of(request_iterator)
         signed = codec.signed_run_from_wire(header.manifest)
         check_layout(header.options.layout, signed.manifest.parameters)
+        Best.named(header.options.best)
         problems = await asyncio.to_thread(self._coordinator.rehearse, signed, caller())
         if not problems and not header.dry_run:
             size = FLOAT_BYTES * signed.manifest.parameters
@@ -163,7 +165,9 @@ class ObserverServicer(observer_pb2_grpc.ObserverServiceServicer):
         kept = await asyncio.to_thread(self._store.models, driver.manifest.name)
         best = next((row.version for row in kept if row.best), None)
         if best is None:
-            raise NotFoundError("no evaluator has reported an accuracy yet, so no version is the best", reason="NO_BEST_MODEL")
+            raise NotFoundError(
+                "no evaluator has reported the figure that decides yet, so no version is the best", reason="NO_BEST_MODEL"
+            )
         return best
 
     def _run(self, name: str) -> RunDriver:

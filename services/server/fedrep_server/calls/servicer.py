@@ -55,6 +55,7 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
             server_certificate=self._coordinator.server_certificate,
             last_round=driver.last_round,
             evaluation_interval=driver.records.options.evaluation_interval,
+            best=driver.records.options.best,
             protocol_version=codec.PROTOCOL_VERSION,
             predecessors=[codec.signed_run_to_wire(signed) for signed in driver.chain[:-1]],
         )

@@ -36,6 +36,7 @@ def run_summary(driver: RunDriver, stored: StoredRun, figures: RunFigures) -> pb
         aggregator=driver.manifest.aggregator,
         drills=driver.manifest.drills,
         best_accuracy=figures.best_accuracy,
+        metrics=figures.metrics,
     )
 
 
@@ -131,6 +132,7 @@ def round_message(view: RoundView) -> pb.Round:
         model_version=row.model_version,
         per_silo=row.per_silo,
         tolerated=row.tolerated,
+        metrics=view.metrics,
     )
 
 
@@ -148,4 +150,6 @@ def event_message(stored: StoredEvent) -> pb.Event:
 
 
 def model_version(row: ModelRow) -> pb.ModelVersion:
-    return pb.ModelVersion(version=row.version, model_hash=row.hash, accuracy=row.accuracy, size=row.size, best=row.best)
+    return pb.ModelVersion(
+        version=row.version, model_hash=row.hash, accuracy=row.accuracy, size=row.size, best=row.best, score=row.score
+    )

@@ -13,6 +13,7 @@ import structlog
 
 from fedrep.errors import ConflictError, CryptoError, InvalidInputError, NotFoundError, SettingsError
 from fedrep.protocol.announcement import Dice
+from fedrep.protocol.best import Best
 from fedrep.protocol.goals import Goals
 from fedrep.protocol.manifests import SignedRunManifest, run_manifest_message
 from fedrep.protocol.messages import SignedRollback
@@ -205,6 +206,10 @@ class Coordinator:
             return  # the answer was lost; an event for it stands in the log already
         metrics = {field.name: value for field, value in request.ListFields() if field.name not in ("run", "round")}
         name, role = driver.manifest.name, peer.identity.role.value
+        if role == "evaluator":
+            metrics["model_version"] = request.model_version  # 0, the initial model, does not count as set
+            best = Best.named(driver.records.options.best)
+            metrics["score"] = best.score(metrics.get("accuracy"), metrics.get("loss"), metrics.get("metrics", {}))
         await asyncio.to_thread(self.store.add_metrics, name, request.round, peer.identity.name, role, metrics)
         self._reported[reporter] = request
         if request.problem:
@@ -212,8 +217,7 @@ class Coordinator:
                 text = f"{peer.identity.name}: {request.problem}"
                 await driver.note("problem", text, peer.identity.name, request.round, "warning")
         elif role == "evaluator":
-            text = f"accuracy {request.accuracy:.4f}, loss {request.loss:.4f} after round {request.round}"
-            await driver.note("metrics", text, peer.identity.name, request.round)
+            await driver.note("metrics", _figures_text(request), peer.identity.name, request.round)
         self.watchers.changed(name)
 
     def _is_worth_a_line(self, reporter: tuple[str, str], number: int) -> bool:
@@ -252,6 +256,12 @@ def _check_admin(signed: SignedRunManifest, admin: PeerCertificate) -> None:
         admin.verify_key.verify(signed.signature, run_manifest_message(signed.manifest))
     except CryptoError as error:
         raise CryptoError("the run manifest is not validly signed by this admin", reason="BAD_SIGNATURE") from error
+
+
+def _figures_text(request: pb.ReportMetricsRequest) -> str:
+    named = {name: getattr(request, name) for name in ("accuracy", "loss") if request.HasField(name)} | dict(request.metrics)
+    figures = ", ".join(f"{name} {value:.4f}" for name, value in named.items())
+    return f"{figures or 'no figure'} after round {request.round}"
 
 
 def _initial_model(signed: SignedRunManifest, data: bytes) -> ServerModel:

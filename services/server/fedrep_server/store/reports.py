@@ -17,7 +17,9 @@ from fedrep_server.store.values import LARGEST, clean, finite, insert_into, keys
 _FLOATS = ("train_loss", "loss", "accuracy", "clip_rate", "train_seconds", "epsilon_total", "epsilon_budget")
 _NUMBERS = ("model_version", "samples", "given_up")
 _TEXTS = ("drill", "problem")
-METRIC_NAMES = frozenset((*_FLOATS, *_NUMBERS, *_TEXTS))
+_COLUMNS = (*_FLOATS, *_NUMBERS, *_TEXTS, "figures")
+METRIC_NAMES = frozenset((*_FLOATS, *_NUMBERS, *_TEXTS, "metrics", "score"))
+MOST_FIGURES, LONGEST_FIGURE = 64, 100
 
 _CHARGE = (
     update(silos)
@@ -41,18 +43,22 @@ def add_metrics(connection: Connection, run: str, number: int, reporter: str, ro
     require(connection, run)
     values = _fit(reported)
     statement = insert_into(connection, metrics).values(run=run, round=number, reporter=reporter, role=role, **values)
-    merged = {name: func.coalesce(statement.excluded[name], metrics.c[name]) for name in METRIC_NAMES}
+    merged = {name: func.coalesce(statement.excluded[name], metrics.c[name]) for name in _COLUMNS}
     connection.execute(statement.on_conflict_do_update(index_elements=keys_of(metrics), set_=merged))
     if role == "silo":
         _remember(connection, run, number, reporter, values)
     version, accuracy = values.get("model_version"), values.get("accuracy")
-    if role == "evaluator" and version is not None and accuracy is not None:
-        models.score(connection, run, version, accuracy)
+    score = finite(reported.get("score", accuracy))
+    if role == "evaluator" and version is not None and (accuracy is not None or score is not None):
+        models.score(connection, run, version, accuracy, score)
 
 
 def _fit(reported: Mapping[str, Any]) -> dict[str, Any]:
     fitted: dict[str, Any] = {name: finite(reported[name]) for name in _FLOATS if reported.get(name) is not None}
     fitted |= {name: whole(reported[name]) for name in _NUMBERS if reported.get(name) is not None}
+    if reported.get("metrics"):
+        named = sorted(reported["metrics"].items())[:MOST_FIGURES]
+        fitted["figures"] = {clean(name[:LONGEST_FIGURE]): value for name, value in named if finite(value) is not None}
     return fitted | {name: clean(reported[name]) for name in _TEXTS if reported.get(name) is not None}
 
 

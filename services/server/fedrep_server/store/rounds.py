@@ -164,7 +164,8 @@ def thinned(connection: Connection, run: str, about: int) -> list[RoundView]:
 
 def _views(connection: Connection, run: str, found: Sequence[Row[Any]], within: Any) -> list[RoundView]:
     reported: dict[int, list[Any]] = {}
-    columns = (metrics.c.round, metrics.c.reporter, metrics.c.role, metrics.c.accuracy, metrics.c.loss, metrics.c.clip_rate)
+    wanted = ("round", "reporter", "role", "accuracy", "loss", "clip_rate", "figures")
+    columns = [metrics.c[name] for name in wanted]
     for report in connection.execute(select(*columns).where(metrics.c.run == run, within)).all():
         reported.setdefault(report.round, []).append(report)
     return [_view(row, reported.get(row.round, [])) for row in found]
@@ -183,6 +184,7 @@ def _view(row: Row[Any], found: list[Any]) -> RoundView:
         clip_rate=reported_rate if row.clip_rate is None else row.clip_rate,
         silo_accuracy=_spread(report.accuracy for report in silos),
         silo_loss=_spread(report.loss for report in silos),
+        metrics=next((report.figures for report in evaluators if report.figures), {}),
     )
 
 

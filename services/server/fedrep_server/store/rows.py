@@ -104,6 +104,7 @@ class RoundView:
     clip_rate: float | None = None
     silo_accuracy: tuple[float, ...] = ()
     silo_loss: tuple[float, ...] = ()
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +164,7 @@ class NewModel:
 
 @dataclass(frozen=True, slots=True)
 class ModelRow:
-    """`kept` falls when retention lets the file go; `best` marks the kept version with the highest accuracy."""
+    """`kept` falls when retention lets the file go; `best` marks the kept version with the highest score."""
 
     version: int
     hash: bytes
@@ -172,6 +173,7 @@ class ModelRow:
     accuracy: float | None
     kept: bool
     best: bool
+    score: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +225,7 @@ class RunFigures:
     epsilon_budget: float | None
     last_roster: int
     last_event: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,7 +90,7 @@ def figures(connection: Connection, name: str) -> RunFigures:
         raise unknown_run(name)
     evaluated = (metrics.c.run == name) & (metrics.c.role == "evaluator")
     latest = connection.execute(
-        select(metrics.c.accuracy, metrics.c.loss)
+        select(metrics.c.accuracy, metrics.c.loss, metrics.c.figures)
         .where(evaluated, metrics.c.accuracy.is_not(None) | metrics.c.loss.is_not(None))
         .order_by(metrics.c.round.desc())
         .limit(1)
@@ -120,6 +120,7 @@ def figures(connection: Connection, name: str) -> RunFigures:
         epsilon_budget=budget,
         last_roster=roster or 0,
         last_event=run.last_event,
+        metrics={} if latest is None else latest.figures or {},
     )
 
 

@@ -139,6 +139,7 @@ metrics = Table(
     Column("drill", Text),
     Column("problem", Text),
     Column("given_up", BigInteger),
+    Column("figures", JSON),
     Index("metrics_by_role", "run", "role", "round"),
     Index("metrics_best", "run", "role", "accuracy"),
 )
@@ -198,6 +199,7 @@ models = Table(
     _number("size"),
     Column("accuracy", Double),
     Column("kept", Boolean, nullable=False),
+    Column("score", Double),
 )
 
 # Written before the run or round that refers to them exists, hence without a foreign key: see `model_store`.
