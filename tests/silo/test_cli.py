@@ -89,6 +89,8 @@ def test_a_round_is_one_calm_line() -> None:
     assert round_line(status) == "round 7  applied  loss 0.2500  2,048 bytes sent  epsilon left 1.50"
     assert round_line(status | {"epsilon_left": None, "epsilon_total": "none"}).endswith("epsilon spent none")
     assert round_line(status | {"epsilon_left": 1.509}).endswith("left 1.50"), "rounded towards less"
+    private = status | {"record_epsilon": 0.40001, "record_budget": 8.0}
+    assert round_line(private).endswith("epsilon left 1.50  records 0.401 of 8"), "and never shown smaller than it is"
     assert phase_line({"round": 8, "phase": "training"}) == "round 8: training"
 
 
@@ -107,6 +109,7 @@ def test_an_operator_checks_runs_looks_back_and_leaves(tmp_path: Path) -> None:
             assert code == 0, report
             found = {row["check"]: row for row in report["findings"]}
             assert {"TLS", "certificate", "one training", "model of the run", "policy", "epsilon"} <= set(found)
+            assert found["records"]["outcome"] == "warning", "this trainer states nothing"
             silo = federation.start_silo_process(0)
             others = [asyncio.create_task(federation.daemon(number).run()) for number in (1, 2)]
             assert await silo.wait() == 0, silo.log.read_text()
@@ -114,6 +117,7 @@ def test_an_operator_checks_runs_looks_back_and_leaves(tmp_path: Path) -> None:
             _, status = await fedrep("client", "status", "--config", str(config))
             assert (status["last_round"], status["model_version"], status["running"]) == (2, 2, False)
             assert status["phase"] == "run finished"
+            assert status["record_epsilon"] == "none"
             _, audit = await fedrep("client", "audit", "--round", "2", "--config", str(config))
             assert {"ProposeCoordinates", "SubmitMaskedShare"} <= {entry["what"] for entry in audit["entries"]}
             assert audit["bytes"] == sum(entry["bytes"] for entry in audit["entries"])
@@ -195,7 +199,7 @@ def test_check_refuses_a_memory_without_a_journal_and_counts_what_all_runs_over_
             assert found["state folder"]["outcome"] == "failed"
             assert "a memory and no journal" in found["state folder"]["text"]
             assert f", {shown(spent)} spent" in found["epsilon"]["text"], "what was lost with the journal is in the ledger"
-            next(ledger.iterdir()).write_text("{}")
+            next(ledger.glob("silo-0-*.json")).write_text("{}")
             found = await checked(config)
             assert (found["epsilon"]["outcome"], "cannot be read" in found["epsilon"]["text"]) == ("failed", True)
 

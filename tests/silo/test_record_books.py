@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from fedrep.protocol.model_state import ModelState
 from fedrep.protocol.silo_effects import Train, Trained, TrainingFailed, TrainingRefused
 from fedrep.protocol.silo_state import Journal
 from fedrep.record_privacy import Stated, TrainingPrivacy
+from fedrep_cli.client_check import _records
 from fedrep_silo.audit import Audit
 from fedrep_silo.config import SiloSettings, load_silo_settings
 from fedrep_silo.record_books import RecordBooks
@@ -30,6 +32,7 @@ from fedrep_trainers.settings import PrivacySettings
 from fedrep_trainers.trainer import Allowance, TrainResult
 from tests.harness.federation import PARAMETERS, Federation, StubTrainer
 from tests.harness.scenarios import finish_in_step, serve
+from tests.protocol.federation import Federation as CoreFederation
 
 PRIVACY = PrivacySettings(epsilon=1.0, delta=1e-5)
 
@@ -279,3 +282,17 @@ def test_privacy_lets_no_sample_count_leave(federation: Federation, tmp_path: Pa
         assert plain.HasField("samples")
 
     serve(federation, scenario, "record-report")
+
+
+def test_check_says_how_long_the_budget_lasts_and_charges_nothing(tmp_path: Path) -> None:
+    run = replace(CoreFederation.of(5).run, rounds=10)
+    settings = SiloSettings(privacy=PRIVACY, ledger=tmp_path)
+    found = _records(settings, run, StatingTrainer(), 0)
+    assert found["outcome"] == "warning"
+    assert "spent 0.000 of 1, which lasts for 2 more trainings of 10" in found["text"]
+    assert not list(tmp_path.glob("*.json"))
+    assert _records(settings, run, StatingTrainer(), 8)["outcome"] == "ok"
+    assert _records(settings, run, StubTrainer(), 8)["outcome"] == "failed"
+    without = SiloSettings(ledger=tmp_path)
+    assert "no budget set" in _records(without, run, StatingTrainer(), 8)["text"]
+    assert _records(without, run, StubTrainer(), 8)["outcome"] == "warning"

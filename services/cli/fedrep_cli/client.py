@@ -102,9 +102,10 @@ def check(context: typer.Context, config: Config = None, as_json: Json = False) 
 def status(context: typer.Context, config: Config = None, as_json: Json = False) -> None:
     """What the daemon does now, and what the silo has spent."""
     settings = read_settings(config or context.obj)
+    from fedrep_silo.record_books import RecordBooks
     from fedrep_silo.state import StateFolder
 
-    found = StateFolder(settings.state).status()
+    found = StateFolder(settings.state).status() | RecordBooks(settings.ledger, settings.privacy).standing().figures()
     found["running"] = _in_use(settings.state)
     if found.get("at") is not None:
         found["seconds_ago"] = round(time.time() - found["at"], 1)
@@ -288,7 +289,7 @@ def _render_audit(result: Mapping[str, Any]) -> Any:
 
 
 def _short(key: str, value: Any) -> str:
-    if key == "epsilon_total":
+    if key in ("epsilon_total", "record_epsilon"):
         from fedrep_cli.client_view import shown_epsilon
 
         return shown_epsilon(value)

@@ -15,6 +15,7 @@ from fedrep.protocol.manifests import RunManifest
 from fedrep.protocol.silo_effects import Joined
 from fedrep.protocol.silo_rules import check_run
 from fedrep.protocol.silo_trust import check_run_signature
+from fedrep.record_privacy import SampledGaussian, Stated, TrainingPrivacy
 from fedrep_cli.client import make_trainer
 from fedrep_identity.certificates import Credentials
 from fedrep_identity.diagnosis import Outcome, diagnose
@@ -22,10 +23,11 @@ from fedrep_silo.config import SiloSettings
 from fedrep_silo.connection import connect
 from fedrep_silo.drill import Drill
 from fedrep_silo.ledgers import LedgerFolder
+from fedrep_silo.record_books import RecordBooks
 from fedrep_silo.state import StateFolder
 from fedrep_silo.trust import FederationTrust
 from fedrep_trainers.contract import check_trainer
-from fedrep_trainers.trainer import Trainer
+from fedrep_trainers.trainer import PrivateTrainer, Trainer
 
 Row = dict[str, str]
 SERVER_SECONDS = 10.0
@@ -72,6 +74,8 @@ def _trainer(settings: SiloSettings) -> tuple[Trainer | None, list[Row]]:
     started = time.monotonic()
     before = trainer.state()
     try:
+        if isinstance(trainer, PrivateTrainer):
+            trainer.privacy(None)  # nothing of this training leaves, so nothing is charged
         result = trainer.train(trainer.initial(), 1)
         trainer.load_state(before)
     except Exception as error:  # user code may raise anything; it belongs in the table
@@ -91,7 +95,7 @@ def _promises(trainer: Trainer) -> Iterable[Row]:
 
 def _state(settings: SiloSettings, trainer: Trainer | None) -> Row:
     try:
-        folder = StateFolder(settings.state)
+        folder = StateFolder(settings.state, private=settings.privacy is not None)
         folder.check_journal()
         journal = folder.journal()
         if trainer is not None:
@@ -129,6 +133,7 @@ async def _run(settings: SiloSettings, trainer: Trainer | None) -> list[Row]:
         if settings.role == "silo":
             rows.append(_policy(settings, run, credentials.identity.name))
             rows.append(_epsilon(settings, joined, credentials.identity.name))
+            rows.append(_records(settings, run, trainer, joined.last_round))
     return rows
 
 
@@ -173,6 +178,39 @@ def _epsilon(settings: SiloSettings, joined: Joined, name: str) -> Row:
     outcome = Outcome.OK if rounds >= run.rounds - joined.last_round else Outcome.WARNING
     text = f"{shown(cost)} per round, {shown(spent)} spent; the budget lasts for {rounds} more rounds of {run.rounds} ({covers})"
     return row("epsilon", outcome, text, "" if outcome is Outcome.OK else "The silo stops when the budget is spent.")
+
+
+def _records(settings: SiloSettings, run: RunManifest, trainer: Trainer, last_round: int) -> Row:
+    """What the run would cost one training record; nothing is charged by asking."""
+    books = RecordBooks(settings.ledger, settings.privacy)
+    left = max(run.rounds - last_round, 1)
+    try:
+        books.check(trainer)
+        ledger = books.ledger()
+        privacy = books.statement(ledger, run.digest().hex(), trainer, left)
+        spent = shown(books.standing().epsilon)
+    except FedrepError as error:
+        return row("records", Outcome.FAILED, str(error), "Correct [privacy] or `ledger`.")
+    if privacy is None:
+        text = "the trainer states nothing: no guarantee for a training record"
+        return row("records", Outcome.WARNING, text, "Set [privacy] if you want one (docs/silo.md).")
+    budget = books.budget
+    if budget is None:
+        return row("records", Outcome.OK, f"{_stated(privacy)}; spent so far {spent}, no budget set")
+    from fedrep_trainers.record_accountant import fitting
+
+    count = fitting(ledger, run.digest().hex(), privacy, budget)
+    outcome = Outcome.OK if count >= left else Outcome.WARNING
+    text = f"{_stated(privacy)}; spent {spent} of {budget.epsilon:g}, which lasts for {count} more trainings of {left}"
+    return row("records", outcome, text, "" if outcome is Outcome.OK else "The silo stops when the budget is spent.")
+
+
+def _stated(privacy: TrainingPrivacy) -> str:
+    match privacy:
+        case SampledGaussian(noise, rate, steps):
+            return f"DP-SGD, {steps} steps a training at rate {rate:.3g} with noise {noise:g} C"
+        case Stated(epsilon, delta):
+            return f"the trainer states epsilon = {epsilon:g} at delta = {delta:g} a training"
 
 
 def _spent(settings: SiloSettings, joined: Joined, name: str) -> float | None:

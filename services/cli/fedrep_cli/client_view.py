@@ -60,6 +60,8 @@ def round_line(status: Mapping[str, Any]) -> str:
         parts.append(f"epsilon left {math.floor(100 * status['epsilon_left']) / 100:.2f}")
     else:
         parts.append(f"epsilon spent {shown_epsilon(status['epsilon_total'])}")
+    if status.get("record_budget") is not None:
+        parts.append(f"records {shown_epsilon(status['record_epsilon'])} of {status['record_budget']:g}")
     return "  ".join(parts)
 
 
