@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 import fedrep_trainers
 import fedrep_trainers.trainer as trainer_module
-from fedrep_trainers import Evaluation, ModelLayout, Trainer, TrainerSettings, TrainResult, check_trainer
+from fedrep_trainers import Allowance, Evaluation, ModelLayout, Stated, Trainer, TrainerSettings, TrainResult, check_trainer
 from fedrep_trainers.build import build_trainer
 from fedrep_trainers.contract import CHECKS, failures
 from fedrep_trainers.layout import Vector
@@ -183,6 +183,8 @@ BROKEN: dict[str, tuple[str, str, dict[str, Any]]] = {
     "load_state does nothing": ("state", "another state", {"load_state": _nothing}),
     "evaluation trains": ("evaluation", "changed the state", {"evaluate": _evaluate_and_forget}),
     "accuracy in percent": ("evaluation", "fraction", {"evaluate": lambda *_: Evaluation(1.0, 97.0, 3)}),
+    "states what it does not do": ("repeatable", "fresh noise", {"privacy": lambda *_: Stated(1.0, 1e-6)}),
+    "states in its own words": ("privacy", "return Stated", {"privacy": lambda *_: (1.0, 1e-6)}),
     "takes any vector": ("refusals", "accepted", {"train": _accept_anything}),
     "raises": ("training", "ZeroDivisionError", {"train": _crash}),
 }
@@ -190,6 +192,25 @@ BROKEN: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 def test_the_toy_keeps_every_promise() -> None:
     assert failures(check_trainer(Toy())) == []
+
+
+class NoisyToy(Toy):
+    """Private by its own word: it adds noise that no state remembers."""
+
+    def privacy(self, _allowance: Allowance | None) -> Stated:
+        return Stated(0.5, 1e-6)
+
+    def train(self, model: Vector, round_number: int) -> TrainResult:
+        result = super().train(model, round_number)
+        noise = np.random.default_rng().normal(size=3).astype(np.float32)
+        return replace(result, model=result.model + noise)
+
+
+def test_a_trainer_that_states_its_own_privacy_is_not_asked_to_repeat_itself() -> None:
+    findings = check_trainer(NoisyToy())
+    assert failures(findings) == []
+    assert {finding.check: finding.detail for finding in findings}["privacy"].startswith("epsilon 0.5 and delta 1e-06")
+    assert failures(check_trainer(type("Constant", (Toy,), {"privacy": lambda *_: Stated(0.0)})())) == []
 
 
 @pytest.mark.parametrize("fault", BROKEN)

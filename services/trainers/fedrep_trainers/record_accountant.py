@@ -129,7 +129,7 @@ def _fitting(order: float, privacy: SampledGaussian, epsilon: float, delta: floa
     allowance = 2.0 * epsilon - float(
         compute_epsilon([order], [epsilon], delta)[0]
     )  # epsilon is linear in the cost, plus a constant
-    return allowance / (float(_step_cost(privacy.noise, privacy.rate)[ORDERS.index(order)]) * privacy.steps)
+    return allowance / (float(step_cost(privacy.noise, privacy.rate)[ORDERS.index(order)]) * privacy.steps)
 
 
 def _sampled(ledger: RecordLedger) -> dict[tuple[float, float], int]:
@@ -151,13 +151,13 @@ def _stated(ledger: RecordLedger, delta: float) -> tuple[float, float]:
 
 def _epsilon(orders: Sequence[float], steps: dict[tuple[float, float], int], delta: float) -> float:
     places = [ORDERS.index(order) for order in orders]
-    cost = sum((count * _step_cost(noise, rate)[places] for (noise, rate), count in steps.items()), np.zeros(len(places)))
+    cost = sum((count * step_cost(noise, rate)[places] for (noise, rate), count in steps.items()), np.zeros(len(places)))
     epsilon, _ = compute_epsilon(list(orders), list(cost), delta)
     return float(epsilon)
 
 
 @lru_cache(maxsize=1024)
-def _step_cost(noise: float, rate: float) -> NDArray[np.float64]:
+def step_cost(noise: float, rate: float) -> NDArray[np.float64]:
     """Renyi divergence of one step at every order."""
     accountant = RdpAccountant(list(ORDERS), NeighboringRelation.REPLACE_SPECIAL)
     accountant.compose(dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(noise)))
