@@ -119,7 +119,8 @@ def build_optimizer(
 
 
 def to_numpy(tensor: Tensor) -> NDArray[np.generic]:
-    """A copy on the host, never a view: later steps must not change what was handed out."""
+    """A copy on the host, never a view: later steps must not change what was handed out. numpy has no bfloat16."""
+    tensor = tensor.float() if tensor.dtype is torch.bfloat16 else tensor
     copied: NDArray[np.generic] = tensor.detach().to("cpu", copy=True).numpy()
     return copied
 

@@ -7,7 +7,7 @@ out with one copy, and clipping, weight decay and momentum are single operations
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -127,28 +127,29 @@ class TorchTrainer:
         return torch.stack(losses), samples if self._private is None else self._private.samples
 
     def evaluate(self, model: Vector) -> Evaluation:
-        self._layout.require_vector(model)
-        buffers = self._buffers()
-        try:
-            self._load(model)
-            self._calibrate()
+        with self.module_at(model):
             return self._measure()
-        finally:
-            self._load_buffers(buffers)
 
     def export(self, model: Vector) -> dict[str, NDArray[np.generic]]:
         """The whole state dict, with batch-norm statistics from the calibration data."""
-        self._layout.require_vector(model)
         if tracked_norms(self._module) and self._calibration is None:
             raise SettingsError(
                 "this model has batch-norm layers, whose statistics are not part of the federation's vector, and there "
                 "is no calibration data to estimate them from; export from a trainer with calibration data"
             )
+        with self.module_at(model) as module:
+            return {name: to_numpy(tensor) for name, tensor in module.state_dict().items()}
+
+    @contextlib.contextmanager
+    def module_at(self, model: Vector) -> Iterator[nn.Module]:
+        """The module with these parameters, in evaluation mode and calibrated, for as long as the block lasts."""
+        self._layout.require_vector(model)
         buffers = self._buffers()
         try:
             self._load(model)
             self._calibrate()
-            return {name: to_numpy(tensor) for name, tensor in self._module.state_dict().items()}
+            self._module.eval()
+            yield self._module
         finally:
             self._load_buffers(buffers)
 
