@@ -5,8 +5,6 @@ A worker saves its cell itself, in one go, so whatever is finished stays finishe
 
 from __future__ import annotations
 
-import importlib
-import logging
 import multiprocessing
 import os
 import queue
@@ -14,7 +12,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +19,7 @@ from typing import Any
 from fedrep.errors import SettingsError
 from fedrep_lab.cell import Cell
 from fedrep_lab.results import ResultFolder
+from fedrep_runtime.ray_cluster import ray_cluster
 
 # key of the cell, rounds done, rounds in all; done = -1 says that the cell is finished
 Report = Callable[[str, int, int], None]
@@ -88,7 +86,7 @@ def run_in_pool(jobs: Iterable[Job], report: Report, processes: int) -> None:
 
 def run_on_ray(jobs: Iterable[Job], report: Report, processes: int) -> None:
     """Cells as Ray tasks of one CPU, or one GPU, each. On a cluster, `folder` and `data_dir` must be shared folders."""
-    with _ray(processes) as ray:
+    with ray_cluster(processes) as ray:
         waiting = [
             ray.remote(num_cpus=1, num_gpus=int(job.device.startswith("cuda")), max_retries=2)(work).remote(job) for job in jobs
         ]
@@ -96,25 +94,6 @@ def run_on_ray(jobs: Iterable[Job], report: Report, processes: int) -> None:
             done, waiting = ray.wait(waiting, num_returns=1)
             for reference in done:
                 report(ray.get(reference), -1, 0)
-
-
-@contextmanager
-def _ray(processes: int) -> Iterator[Any]:
-    """The cluster that RAY_ADDRESS names, or a local one that ends with the run."""
-    try:
-        ray = importlib.import_module("ray")
-    except ModuleNotFoundError as error:
-        raise SettingsError("The Ray engine needs the package ray: pip install 'fedrep[ray]', or use --engine local.") from error
-    mine = not ray.is_initialized()
-    if mine:
-        address = os.environ.get("RAY_ADDRESS")
-        settings: dict[str, Any] = {"address": address} if address else {"num_cpus": processes, "include_dashboard": False}
-        ray.init(log_to_driver=False, logging_level=logging.ERROR, **settings)
-    try:
-        yield ray
-    finally:
-        if mine:
-            ray.shutdown()
 
 
 _told: Any = None

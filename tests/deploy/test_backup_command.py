@@ -9,7 +9,7 @@ import pytest
 
 from fedrep.wire.v1 import observer_pb2 as pb
 from fedrep_cli.main import main
-from fedrep_cli.settings_file import toml_document
+from fedrep_runtime.toml_text import toml_document
 from tests.harness.federation import Federation
 from tests.harness.processes import run_scenario
 from tests.harness.store_fixtures import NewUrl

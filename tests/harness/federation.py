@@ -33,12 +33,12 @@ from fedrep.protocol.model_state import model_hash
 from fedrep.protocol.run_effects import SetTimer
 from fedrep.wire.v1 import observer_pb2 as pb
 from fedrep_cli.processes import free_port
-from fedrep_cli.settings_file import toml_document
 from fedrep_identity.authority import CertificateAuthority
 from fedrep_identity.certificates import Credentials, Role
 from fedrep_runtime.observer_client import ObserverClient
 from fedrep_runtime.run_config import AggregatorConfig, DeadlineConfig, RunConfig, sign_run
 from fedrep_runtime.run_orders import amend_request, rollback_request
+from fedrep_runtime.toml_text import toml_document
 from fedrep_server.config import ServerSettings
 from fedrep_server.operations.app import RunningServer, start
 from fedrep_silo.config import SiloSettings

@@ -17,7 +17,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from fedrep_cli.processes import free_port
-from fedrep_cli.settings_file import toml_document
+from fedrep_runtime.toml_text import toml_document
 from fedrep_server.config import ServerSettings
 from fedrep_silo.training import in_thread
 

@@ -17,14 +17,14 @@ from tests.harness.linked_environment import LinkedEnvironment
 ROOT = Path(__file__).parents[2]
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "fedrep", "services", "dashboard/fedrep_dashboard", "lab")
 TOP_LEVEL = {"fedrep"} | {
-    f"fedrep_{part}" for part in ("cli", "dashboard", "identity", "lab", "runtime", "server", "silo", "trainers")
+    f"fedrep_{part}" for part in ("cli", "dashboard", "identity", "lab", "runtime", "server", "silo", "simulator", "trainers")
 }
 
 # Whose modules can all be imported with an extra alone: besides these, the core, and the commands that name the extra as theirs.
 PACKAGES = {
     "": (),
     "server": ("fedrep_server", "fedrep_identity", "fedrep_runtime"),
-    "client": ("fedrep_silo", "fedrep_trainers", "fedrep_identity", "fedrep_runtime"),
+    "client": ("fedrep_silo", "fedrep_simulator", "fedrep_trainers", "fedrep_identity", "fedrep_runtime"),
     "dashboard": ("fedrep_dashboard", "fedrep_identity", "fedrep_runtime"),
     "lab": ("fedrep_lab", "fedrep_trainers"),
 }

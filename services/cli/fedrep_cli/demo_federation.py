@@ -26,7 +26,6 @@ from fedrep_cli.demo_view import DemoView
 from fedrep_cli.epsilon import number_or_none
 from fedrep_cli.plan import slack
 from fedrep_cli.processes import Processes, free_ports, orderly_end
-from fedrep_cli.settings_file import toml_document
 from fedrep_identity import enrolment_client
 from fedrep_identity.authority import REGISTER_FILE, CertificateAuthority
 from fedrep_identity.certificates import Credentials
@@ -35,6 +34,7 @@ from fedrep_identity.names import Identity, Role
 from fedrep_identity.register import Hosts, Register
 from fedrep_runtime.observer_client import ObserverClient
 from fedrep_runtime.run_config import AggregatorConfig, DeadlineConfig, RunConfig, sign_run
+from fedrep_runtime.toml_text import toml_document
 from fedrep_silo.config import DrillSettings
 from fedrep_silo.drill import Drill
 from fedrep_trainers.build import build_trainer

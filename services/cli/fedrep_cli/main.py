@@ -27,6 +27,7 @@ class Command(NamedTuple):
 
 COMMANDS: Final[dict[str, Command]] = {
     "demo": Command("fedrep_cli.demo:app", "A whole federation on this machine, attackers and dashboard included.", "client"),
+    "simulate": Command("fedrep_cli.simulate:app", "Your trainer with many silos and attackers, in this process.", "client"),
     "server": Command("fedrep_cli.server:app", "Run the federation server; init, check, backup, restore.", "server"),
     "run": Command("fedrep_cli.run:app", "Create, watch and steer runs as an admin.", "server"),
     "client": Command("fedrep_cli.client:app", "Run this silo; init, check, status, audit, leave.", "client"),
@@ -61,7 +62,8 @@ EXIT_CODES: Final[dict[int, str]] = {
 
 UNREACHABLE_STATUS: Final = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED"})
 OWN_PACKAGES: Final = frozenset(
-    {"fedrep"} | {f"fedrep_{part}" for part in ("cli", "dashboard", "identity", "lab", "runtime", "server", "silo", "trainers")}
+    {"fedrep"}
+    | {f"fedrep_{part}" for part in ("cli", "dashboard", "identity", "lab", "runtime", "server", "silo", "simulator", "trainers")}
 )
 
 

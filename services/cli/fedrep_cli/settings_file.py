@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
-from pydantic_core import PydanticUndefined
 
 from fedrep.errors import SettingsError
 from fedrep_cli.output import emit
+from fedrep_runtime.toml_text import toml_value
 
 
 def commented_toml(cls: type[BaseModel], title: str, values: dict[str, Any] | None = None) -> str:
@@ -34,15 +32,6 @@ def refuse_existing(path: Path) -> None:
         raise SettingsError(f"{path} exists already; choose another name or remove it first")
 
 
-def toml_document(document: Mapping[str, Any]) -> str:
-    """A mapping as TOML: plain values first, then one table per nested mapping."""
-    lines = [f"{name} = {_toml(value)}" for name, value in document.items() if not isinstance(value, Mapping)]
-    for name, value in document.items():
-        if isinstance(value, Mapping):
-            lines += ["", f"[{name}]", *(f"{key} = {_toml(item)}" for key, item in value.items())]
-    return "\n".join(lines) + "\n"
-
-
 def _section(cls: type[BaseModel], prefix: str, values: dict[str, Any]) -> list[str]:
     lines: list[str] = []
     nested: list[str] = []
@@ -56,23 +45,9 @@ def _section(cls: type[BaseModel], prefix: str, values: dict[str, Any]) -> list[
             lines.append(f"# {field.description}")
         default = field.get_default(call_default_factory=True)
         if name in values:
-            lines.append(f"{name} = {_toml(values[name])}")
+            lines.append(f"{name} = {toml_value(values[name])}")
         elif default is None:  # TOML has no null, and a made-up value would be taken for a default
             lines.append(f"# ({name} is not set)")
         else:
-            lines.append(f"# {name} = {_toml(default)}")
+            lines.append(f"# {name} = {toml_value(default)}")
     return lines + nested
-
-
-def _toml(value: Any) -> str:
-    if value is PydanticUndefined:
-        return '""'
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(_toml(item) for item in value) + "]"
-    if isinstance(value, (int, float)):
-        return repr(value)
-    return json.dumps(str(value))

@@ -1,0 +1,135 @@
+"""`fedrep simulate`: the trainer and the run of this folder, played by a whole federation in this process."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import textwrap
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedrep.errors import SettingsError
+from fedrep.privacy import shown
+from fedrep_cli.output import JSON_HELP, complain, emit
+from fedrep_cli.simulate_view import SimulationView
+from fedrep_runtime.logging import configure_logging
+
+app = typer.Typer(add_completion=False)
+
+OUT = Path("simulation")
+
+
+@app.command()
+def simulate(
+    trainer: Annotated[
+        str | None, typer.Option("--trainer", help="module:function that makes a silo's trainer; client.toml's when absent.")
+    ] = None,
+    silos: Annotated[int | None, typer.Option(help="Silos; as many as run.toml lists, or 10.", min=2)] = None,
+    byzantine: Annotated[int, typer.Option(help="How many of them attack: the last ones.", min=0)] = 0,
+    attack: Annotated[str, typer.Option(help="What the attackers send: alie, foe, signflip, minmax, ...")] = "",
+    attack_option: Annotated[
+        list[str] | None, typer.Option("--attack-option", help="Setting of the attack, such as epsilon=10; may be repeated.")
+    ] = None,
+    aggregator: Annotated[str | None, typer.Option(help="The rule over the buffers; run.toml's when absent.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds; run.toml's when absent.", min=1)] = None,
+    alpha: Annotated[float | None, typer.Option(help="Share of random coordinates in a proposal.", min=0, max=1)] = None,
+    fraction: Annotated[float | None, typer.Option(help="K/d, share of the coordinates sent per round.", min=0, max=1)] = None,
+    buffer_size: Annotated[int | None, typer.Option(help="Silos per buffer.", min=2)] = None,
+    compare: Annotated[bool, typer.Option("--compare", help="Play it again with the plain mean, and show both.")] = False,
+    fast: Annotated[bool, typer.Option("--fast", help="Without cryptography; the model is the same to the bit.")] = False,
+    engine: Annotated[str, typer.Option(help="Where silos train: local or ray.")] = "local",
+    gpus_per_silo: Annotated[float, typer.Option(help="With --engine ray: the share of a GPU a silo needs.", min=0)] = 0.0,
+    seed: Annotated[int, typer.Option(help="All that is drawn follows from it.", min=0)] = 0,
+    client: Annotated[Path | None, typer.Option("--client", help="Settings of the silos; client.toml if it is here.")] = None,
+    run: Annotated[Path | None, typer.Option("--run", help="Terms of the run; run.toml if it is here.")] = None,
+    out: Annotated[Path, typer.Option("--out", help="Folder for state and results; the same command goes on there.")] = OUT,
+    again: Annotated[bool, typer.Option("--again", help="Begin anew, whatever the folder holds.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
+) -> None:
+    """Your trainer with many silos, some of them attackers, before there is any server or certificate."""
+    configure_logging("simulate", level="CRITICAL")
+    from fedrep_simulator.api import Listeners, build_trainer_of, run_simulation
+    from fedrep_simulator.terms import Wishes, read_files
+
+    if engine not in ("local", "ray"):
+        raise SettingsError(f"there is no engine {engine!r}; choose local or ray")
+    wishes = Wishes(
+        silos=silos,
+        rounds=rounds,
+        aggregator=aggregator,
+        byzantine=byzantine,
+        attack=attack,
+        attack_options=_options(attack_option or []),
+        alpha=alpha,
+        fraction=fraction,
+        buffer_size=buffer_size,
+        seed=seed,
+        fast=fast,
+    )
+    terms = read_files(wishes, trainer, client, run)
+    with SimulationView(terms, quiet=as_json or not sys.stderr.isatty()) as view:
+        try:
+            result = run_simulation(
+                terms,
+                build_trainer_of(terms.trainer),
+                engine=engine,  # type: ignore[arg-type]  # checked above
+                gpus_per_silo=gpus_per_silo,
+                compare=compare,
+                out=out,
+                again=again,
+                listeners=Listeners(view.step, view.show, view.central),
+            )
+        except KeyboardInterrupt:
+            view.stop()
+            complain(
+                "fedrep simulate", f"interrupted; the rounds that are over lie in {out}, and the same command goes on from there"
+            )
+            raise
+    comparison = result.comparison.summary if result.comparison is not None else None
+    emit({**result.summary, "comparison": comparison}, as_json, summary_text)
+
+
+def _options(given: list[str]) -> dict[str, Any]:
+    """name=value, the value as JSON where it is some."""
+    options: dict[str, Any] = {}
+    for text in given:
+        name, sign, value = text.partition("=")
+        if not sign or not name:
+            raise SettingsError(f"--attack-option takes name=value, for example epsilon=10, not {text!r}")
+        try:
+            options[name] = json.loads(value)
+        except ValueError:
+            options[name] = value
+    return options
+
+
+def summary_text(result: Any) -> str:
+    width = shutil.get_terminal_size().columns
+    lines = [
+        f"Accuracy {_figure(result['accuracy'])} (all data in one place: {_figure(result['central_accuracy'])}) after "
+        f"{result['rounds_applied']} applied and {result['rounds_skipped']} skipped rounds; loss {_figure(result['loss'])}.",
+        f"Traffic of one silo: {result['bytes_up_per_silo'] / 1e6:.2f} MB up, {result['bytes_down_per_silo'] / 1e6:.2f} MB down"
+        + (", as `fedrep plan` reckons it: no message was sent." if result["bytes_are"] == "reckoned" else "."),
+        f"Epsilon of the proposals: {shown(result['epsilon_total'])} in all. It covers {result['epsilon_covers']}.",
+    ]
+    if result["comparison"] is not None:
+        other = result["comparison"]
+        end = f" ({other['problem']})" if other["problem"] else ""
+        lines.insert(1, f"The same silos and attackers against the plain mean: accuracy {_figure(other['accuracy'])}{end}.")
+    if not result["cryptography"]:
+        lines.append("Played without cryptography (--fast): the sums are the same to the bit, and nothing was masked or signed.")
+    lines += [f"Note: {note}." for note in result["notes"]]
+    lines.append(f"History, model and the run's file are in {result['folder']}.")
+    told = "\n".join(textwrap.fill(line, width) for line in lines)
+    return f"{told}\n\nThe same run for real:\n{_deployment(result['deploy'])}"
+
+
+def _deployment(parts: Any) -> str:
+    return "\n".join(f"# {part['where']}\n" + "\n".join(part["commands"]) for part in parts)
+
+
+def _figure(value: float | None) -> str:
+    return "not known" if value is None else f"{value:.3f}"

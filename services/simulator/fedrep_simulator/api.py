@@ -1,0 +1,270 @@
+"""`fedrep.simulate`: a whole federation from a notebook, and what the command of the same name does with its files."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import structlog
+
+from fedrep.errors import FedrepError, SettingsError
+from fedrep.privacy import COVERS
+from fedrep_runtime.files import lock_folder
+from fedrep_runtime.run_config import RunConfig
+from fedrep_simulator import deployment
+from fedrep_simulator.engines import Build, Engine, LocalEngine, names_of
+from fedrep_simulator.folder import Row, SimulationFolder, write_history, write_result
+from fedrep_simulator.models import kept_central, state_dict, write_model
+from fedrep_simulator.results import SimulationResult, best, last
+from fedrep_simulator.server import Written
+from fedrep_simulator.simulation import OnRound, Outputs, Simulation
+from fedrep_simulator.terms import Terms, Wishes, fingerprint
+from fedrep_trainers.settings import TrainerSettings
+from fedrep_trainers.trainer import Trainer
+
+EngineName = Literal["local", "ray"]
+MEAN_FOLDER = "plain-mean"
+
+
+def _silent(*_: object) -> None:
+    return
+
+
+@dataclass(frozen=True)
+class Listeners:
+    """`on_step` hears what begins, `on_round` of every round, `on_central` how many rounds of the central model are done."""
+
+    on_step: Callable[[str], None] = _silent
+    on_round: OnRound = _silent
+    on_central: Callable[[int], None] = _silent
+    written: Callable[[Simulation], Written] | None = None
+
+
+def simulate(
+    build: Callable[[TrainerSettings], Trainer] | str,
+    *,
+    silos: int | None = None,
+    byzantine: int = 0,
+    attack: str = "",
+    attack_options: Mapping[str, Any] | None = None,
+    rounds: int | None = None,
+    aggregator: str | None = None,
+    alpha: float | None = None,
+    fraction: float | None = None,
+    buffer_size: int | None = None,
+    settings: TrainerSettings | Mapping[str, Any] | None = None,
+    run: RunConfig | Mapping[str, Any] | None = None,
+    seed: int = 0,
+    fast: bool = False,
+    compare: bool = False,
+    central: bool = True,
+    engine: EngineName = "local",
+    gpus_per_silo: float = 0.0,
+    out: str | Path | None = None,
+    on_round: OnRound = _silent,
+) -> SimulationResult:
+    """Play a federation of `silos` in this process and return what came of it.
+
+    `build` makes a silo's trainer from its settings, of which `shard_index` and `shard_count` differ from silo to silo; it is the
+    function that `user_code` names in a silo's TOML, or that name itself. `settings` are the `[trainer]` table and `run` the
+    run's terms (run.toml), each with the service's defaults. The last `byzantine` silos attack. `fast` leaves the cryptography
+    out, and changes no bit of the model. With `out` the simulation is kept there: after an interruption the same call goes on.
+    """
+    trainer = settings if isinstance(settings, TrainerSettings) else TrainerSettings(**(settings or {}))
+    if isinstance(build, str):
+        trainer = trainer.model_copy(update={"user_code": build, "user_code_dir": trainer.user_code_dir or Path.cwd()})
+    config = run if isinstance(run, RunConfig) or run is None else RunConfig(**run)
+    wishes = Wishes(
+        silos=silos,
+        rounds=rounds,
+        aggregator=aggregator,
+        byzantine=byzantine,
+        attack=attack,
+        attack_options=attack_options or {},
+        alpha=alpha,
+        fraction=fraction,
+        buffer_size=buffer_size,
+        seed=seed,
+        fast=fast,
+    )
+    made = build_trainer_of(trainer) if isinstance(build, str) else build
+    terms = wishes.terms(config, trainer)
+    place = Path(out) if out is not None else None
+    return run_simulation(
+        terms,
+        made,
+        engine=engine,
+        gpus_per_silo=gpus_per_silo,
+        compare=compare,
+        central=central,
+        out=place,
+        listeners=Listeners(on_round=on_round),
+    )
+
+
+def build_trainer_of(settings: TrainerSettings) -> Build:
+    """The trainer that a silo's settings name: its own code, or what is built in."""
+    if settings.user_code is not None:
+        from fedrep_trainers.user_code import user_trainer
+
+        code = settings.user_code
+        return lambda own: user_trainer(code, own)
+    from fedrep_trainers.build import build_trainer
+
+    return build_trainer
+
+
+def run_simulation(
+    terms: Terms,
+    build: Build,
+    *,
+    engine: EngineName = "local",
+    gpus_per_silo: float = 0.0,
+    compare: bool = False,
+    central: bool = True,
+    out: Path | None = None,
+    again: bool = False,
+    listeners: Listeners = Listeners(),  # noqa: B008 - frozen
+) -> SimulationResult:
+    """The run, then the plain mean and the central model if they are wanted; all of it resumes in `out`."""
+    listeners.on_step(f"building {len(terms.run.silos)} trainers")
+    with _owned(out), _quiet_log(), _engine(engine, build, terms, gpus_per_silo) as made:
+        main = _played(terms, made, out, listeners, again=again)
+        figures = kept_central(out, made, terms.run.rounds, listeners) if central else None
+        other = None
+        if compare:
+            listeners.on_step("the same silos and attackers against the plain mean")
+            other = _comparison(terms.with_plain_mean().checked(), made, out, listeners, again=again)
+        return _result(terms, engine, made, main, figures, other, out)
+
+
+@contextmanager
+def _quiet_log() -> Iterator[None]:
+    """What the service logs about a training that failed is raised here; a log that somebody has set up is left alone."""
+    if structlog.is_configured():
+        yield
+        return
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL), cache_logger_on_first_use=False)
+    try:
+        yield
+    finally:
+        structlog.reset_defaults()
+
+
+@contextmanager
+def _owned(out: Path | None) -> Iterator[None]:
+    if out is None:
+        yield
+        return
+    with lock_folder(out):
+        yield
+
+
+@contextmanager
+def _engine(name: EngineName, build: Build, terms: Terms, gpus_per_silo: float) -> Iterator[Engine]:
+    silos = names_of(terms.run.silos)
+    made: Engine
+    if name == "ray":
+        from fedrep_simulator.ray_engine import RayEngine
+
+        made = RayEngine(build, terms.trainer, silos, gpus_per_silo)
+    else:
+        if gpus_per_silo:
+            raise SettingsError("shares of a GPU are Ray's to give out: add --engine ray, or leave --gpus-per-silo out")
+        made = LocalEngine(build, terms.trainer, silos)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def _played(terms: Terms, engine: Engine, out: Path | None, listeners: Listeners, *, again: bool) -> Simulation:
+    folder = SimulationFolder(out) if out is not None else None
+    if folder is not None:
+        described = terms.described()
+        folder.claim(described, fingerprint(described, engine.layout, engine.initial()), again=again)
+    simulation = Simulation(terms, engine, Outputs(folder, listeners.on_round))
+    if listeners.written is not None:
+        simulation.listen(listeners.written(simulation))
+    try:
+        simulation.play()
+    finally:
+        if out is not None and simulation.rows:
+            write_history(out, simulation.rows)
+    return simulation
+
+
+def _comparison(terms: Terms, engine: Engine, out: Path | None, listeners: Listeners, *, again: bool) -> SimulationResult:
+    quiet = Listeners(listeners.on_step, listeners.on_round)
+    place = out / MEAN_FOLDER if out is not None else None
+    simulation: Simulation | None = None
+    problem = ""
+    try:
+        simulation = _played(terms, engine, place, quiet, again=again)
+    except FedrepError as error:  # a model that attackers have ruined cannot be trained any more: that is the result
+        if error.reason != "TRAINING_FAILED":
+            raise
+        problem = str(error)
+    rows = list(simulation.rows) if simulation is not None else []
+    summary = _figures(terms, rows) | {"problem": problem}
+    return SimulationResult(rows, {}, summary, folder=place)
+
+
+def _figures(terms: Terms, rows: list[Row]) -> dict[str, Any]:
+    return {
+        "run": terms.run.name,
+        "aggregator": terms.run.aggregator.name,
+        "accuracy": last(rows, "accuracy"),
+        "best_accuracy": best(rows, "accuracy"),
+        "loss": last(rows, "loss"),
+        "rounds_applied": sum(row["outcome"] == "applied" for row in rows),
+        "rounds_skipped": sum(row["outcome"] != "applied" for row in rows),
+    }
+
+
+def _result(
+    terms: Terms,
+    engine_name: EngineName,
+    engine: Engine,
+    main: Simulation,
+    central: Row | None,
+    other: SimulationResult | None,
+    out: Path | None,
+) -> SimulationResult:
+    rows = list(main.rows)
+    arrays, note = state_dict(engine, main.model)
+    traffic = main.sitting.traffic.values()
+    summary: dict[str, Any] = {
+        **_figures(terms, rows),
+        "silos": len(terms.run.silos),
+        "byzantine": terms.byzantine,
+        "attack": terms.attack.name,
+        "engine": engine_name,
+        "cryptography": not terms.fast,
+        "parameters": engine.layout.size,
+        "central_accuracy": central.get("accuracy") if central is not None else None,
+        "mean_accuracy": other.accuracy if other is not None else None,
+        "bytes_up_per_silo": _mean([up for up, _ in traffic]),
+        "bytes_down_per_silo": _mean([down for _, down in traffic]),
+        "bytes_are": "reckoned" if terms.fast else "counted",
+        "epsilon_total": last(rows, "epsilon"),
+        "epsilon_covers": COVERS,
+        "notes": [text for text in (terms.attack.note(terms.byzantine, len(terms.run.silos)), note) if text],
+    }
+    if out is not None:
+        write_history(out, rows)
+        write_model(out, engine, arrays)
+        deployment.write_files(out, terms)
+        summary["folder"] = str(out)
+    summary["deploy"] = [{"where": where, "commands": lines} for where, lines in deployment.commands(terms, out)]
+    if out is not None:
+        write_result(out, summary | {"comparison": other.summary if other is not None else None, "central": central})
+    return SimulationResult(rows, arrays, summary, central, other, out)
+
+
+def _mean(values: list[int]) -> int:
+    return round(sum(values) / len(values)) if values else 0

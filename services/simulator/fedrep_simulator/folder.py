@@ -1,0 +1,178 @@
+"""A simulation's folder: where it stands, so that the same command goes on after Ctrl-C or a power cut, and its results.
+
+simulation.json            what is simulated
+current                    names the folder below, and is replaced whole
+round-000012/              where everything stood after round 12: server, silos, rounds so far
+history.json, .csv, .parquet, result.json, model.safetensors     the results
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from safetensors.numpy import save
+
+from fedrep.errors import SettingsError
+from fedrep.protocol.attendance import Attendance
+from fedrep.protocol.clip_range import ClipRange
+from fedrep.protocol.manifests import SiloName
+from fedrep.protocol.model_state import ModelState, ServerModel
+from fedrep.protocol.run_progress import RunProgress, RunState
+from fedrep.protocol.silo_state import SiloState
+from fedrep_runtime.files import write_atomically
+from fedrep_silo.state import StateFolder
+from fedrep_simulator.playing import Standing
+from fedrep_simulator.traffic import Traffic, TrafficBook
+
+Row = dict[str, Any]
+TERMS, CURRENT, SERVER, ROUNDS = "simulation.json", "current", "server.safetensors", "rounds.json"
+
+
+@dataclass(frozen=True)
+class Sitting:
+    """Everything after a round: `traffic` is (up, down) of every silo since the beginning."""
+
+    standing: Standing
+    rows: tuple[Row, ...]
+    traffic: Mapping[str, tuple[int, int]]
+
+    def book(self) -> TrafficBook:
+        return TrafficBook({name: Traffic(*pair) for name, pair in self.traffic.items()})
+
+
+class SimulationFolder:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def claim(self, described: Mapping[str, Any], mark: str, *, again: bool = False) -> None:
+        """This folder is for that simulation; another one's is refused, unless it may be replaced."""
+        path = self.root / TERMS
+        if path.exists() and not again:
+            before = json.loads(path.read_text())
+            if before["fingerprint"] != mark:
+                raise SettingsError(
+                    f"{self.root} holds another simulation ({_difference(before['terms'], described)}): give --out another "
+                    "folder, or --again to begin anew here"
+                )
+            return
+        for old in (*self.root.glob("round-*"), self.root / "plain-mean"):
+            shutil.rmtree(old, ignore_errors=True)
+        (self.root / CURRENT).unlink(missing_ok=True)
+        write_atomically(path, _json({"fingerprint": mark, "terms": described}), 0o644)
+
+    def save(self, sitting: Sitting) -> None:
+        progress = sitting.standing.progress
+        name = f"round-{progress.last_round:06d}" + ("-end" if progress.state.is_over else "")
+        if self._current() == name:
+            return
+        target = self.root / name
+        shutil.rmtree(target, ignore_errors=True)
+        for silo, state in sitting.standing.silos.items():
+            folder = StateFolder(target / "silos" / silo)
+            folder.save_journal(state.journal)
+            folder.save_memory(state.memory, state.trainer)
+        write_atomically(target / SERVER, _server_bytes(progress))
+        write_atomically(target / ROUNDS, _json({"rows": sitting.rows, "traffic": sitting.traffic}))
+        write_atomically(self.root / CURRENT, name.encode())
+        for old in self.root.glob("round-*"):
+            if old.name != name:
+                shutil.rmtree(old, ignore_errors=True)
+
+    def load(self, silos: Sequence[SiloName], parameters: int) -> Sitting | None:
+        name = self._current()
+        if name is None:
+            return None
+        source = self.root / name
+        progress = _progress(source / SERVER)
+        kept = json.loads((source / ROUNDS).read_text())
+        states = {}
+        for silo in silos:
+            folder = StateFolder(source / "silos" / silo)
+            memory, trainer = folder.memory(parameters)
+            states[silo] = SiloState(folder.journal(), memory, trainer, progress.model.state)
+        traffic = {silo: (up, down) for silo, (up, down) in kept["traffic"].items()}
+        return Sitting(Standing(progress, states), tuple(kept["rows"]), traffic)
+
+    def _current(self) -> str | None:
+        path = self.root / CURRENT
+        return path.read_text() if path.exists() else None
+
+
+def _server_bytes(progress: RunProgress) -> bytes:
+    state = progress.model.state
+    notes = {
+        "state": progress.state.value,
+        "reason": progress.reason,
+        "last_round": progress.last_round,
+        "clip_range": asdict(progress.clip_range),
+        "version": state.version,
+        "hash": state.hash.hex(),
+        "chain": state.chain.hex(),
+    }
+    arrays = {"model": state.vector, "residual": progress.model.residual}
+    data: bytes = save(arrays, {"fedrep": json.dumps(notes)})
+    return data
+
+
+def _progress(path: Path) -> RunProgress:
+    with safe_open(path, "np") as file:
+        notes = json.loads(file.metadata()["fedrep"])
+        vector, residual = file.get_tensor("model"), file.get_tensor("residual")
+    state = ModelState(vector, notes["version"], bytes.fromhex(notes["hash"]), bytes.fromhex(notes["chain"]))
+    return RunProgress(
+        RunState(notes["state"]),
+        notes["reason"],
+        notes["last_round"],
+        ServerModel(state, residual),
+        Attendance(),
+        ClipRange(**notes["clip_range"]),
+    )
+
+
+def write_history(root: Path, rows: Sequence[Row]) -> list[Path]:
+    """As JSON and CSV, and as Parquet where pyarrow is installed."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns)
+    writer.writeheader()
+    writer.writerows(rows)
+    files = {"history.json": _json(list(rows)), "history.csv": text.getvalue().encode()}
+    for name, data in files.items():
+        write_atomically(root / name, data, 0o644)
+    written = [root / name for name in files]
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ModuleNotFoundError:
+        return written
+    sink = pyarrow.BufferOutputStream()
+    parquet.write_table(pyarrow.Table.from_pylist([{name: row.get(name) for name in columns} for row in rows]), sink)
+    write_atomically(root / "history.parquet", sink.getvalue().to_pybytes(), 0o644)
+    return [*written, root / "history.parquet"]
+
+
+def write_result(root: Path, result: Mapping[str, Any]) -> Path:
+    write_atomically(root / "result.json", _json(result), 0o644)
+    return root / "result.json"
+
+
+def _json(value: object) -> bytes:
+    return (json.dumps(value, indent=1) + "\n").encode()
+
+
+def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    for name, value in now.items():
+        if before.get(name) == value:
+            continue
+        if isinstance(value, Mapping) and isinstance(before.get(name), Mapping):
+            return _difference(before[name], value)
+        return f"its {name} was {before.get(name)!r}, now it is {value!r}"
+    return "its model was another"

@@ -1,0 +1,181 @@
+"""One run from its first round to its last, with a look at the model in between, kept on disk as it goes."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from fedrep.errors import FedrepError
+from fedrep.privacy import Ledger
+from fedrep.protocol.goals import Totals
+from fedrep.protocol.messages import Outcome
+from fedrep.protocol.model_state import ServerModel
+from fedrep.protocol.run_progress import RunProgress
+from fedrep.protocol.silo_effects import Trained
+from fedrep.protocol.silo_state import SiloState
+from fedrep_simulator.clear import ClearPlay
+from fedrep_simulator.engines import Engine
+from fedrep_simulator.folder import Row, SimulationFolder, Sitting
+from fedrep_simulator.playing import Play, PlayedRound, Scene, SecurePlay, Standing
+from fedrep_simulator.server import Written
+from fedrep_simulator.terms import Terms
+from fedrep_trainers.layout import Vector
+from fedrep_trainers.trainer import Evaluation
+
+SAVE_SECONDS = 5.0
+
+OnRound = Callable[[Row, int], None]
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Who hears of a simulation: `on_round` of every row, `written` of everything the service would write."""
+
+    folder: SimulationFolder | None = None
+    on_round: OnRound = lambda _row, _rounds: None
+    written: Written | None = None
+
+
+class Simulation:
+    """`play` goes on until the run is over; whatever interrupts it, the rounds that are over are kept."""
+
+    def __init__(self, terms: Terms, engine: Engine, outputs: Outputs = Outputs()) -> None:  # noqa: B008 - frozen
+        self.terms = terms
+        self._engine = engine
+        self._outputs = outputs
+        initial = engine.initial()
+        self.scene: Scene = terms.scene(engine.layout, initial)
+        self.sitting = self._resumed() or self._first(initial)
+        self._saved_at = time.monotonic()
+
+    def _resumed(self) -> Sitting | None:
+        folder = self._outputs.folder
+        return folder.load(self.scene.run.silos, self.scene.run.parameters) if folder is not None else None
+
+    def _first(self, initial: Vector) -> Sitting:
+        progress = RunProgress.first(self.scene.run, ServerModel.initial(initial))
+        states = self._engine.states()
+        fresh = {name: SiloState.new(initial.size, states[name]) for name in self.scene.run.silos}
+        return Sitting(Standing(progress, fresh), (), {})
+
+    def listen(self, written: Written) -> None:
+        """Before `play`: be told of everything that the service would write."""
+        self._outputs = replace(self._outputs, written=written)
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        return self.sitting.rows
+
+    @property
+    def model(self) -> Vector:
+        return self.sitting.standing.progress.model.state.vector
+
+    @property
+    def is_over(self) -> bool:
+        return self.sitting.standing.progress.state.is_over
+
+    def play(self) -> None:
+        if self.is_over:
+            return
+        play = self._begin()
+        try:
+            while not self.is_over:
+                self._play_round(play)
+        finally:
+            self._save()
+
+    def _begin(self) -> Play:
+        book = self.sitting.book()
+        if self.terms.fast:
+            return ClearPlay(self.scene, self.sitting.standing, self._engine, book)
+        written = self._outputs.written or (lambda _: None)
+        return SecurePlay(self.scene, self.sitting.standing, self._engine, book, written)
+
+    def _play_round(self, play: Play) -> None:
+        started = time.monotonic()
+        played = play.play_round()
+        row = self._row(played)
+        row["epsilon"] = most_spent(play.ledgers)
+        rows = (*self.rows, row)
+        play.conclude(_totals(rows))
+        up, down = (sum(pair) for pair in zip((0, 0), *self.sitting.traffic.values(), strict=True))
+        row["bytes_up"], row["bytes_down"] = play.traffic.total.up - up, play.traffic.total.down - down
+        row["seconds"] = round(time.monotonic() - started, 3)
+        traffic = {name: (own.up, own.down) for name, own in play.traffic.silos.items()}
+        self.sitting = Sitting(play.standing, rows, traffic)
+        self._outputs.on_round(row, self.scene.run.rounds)
+        if time.monotonic() - self._saved_at > SAVE_SECONDS:
+            self._save()
+
+    def _save(self) -> None:
+        if self._outputs.folder is not None and self.rows:
+            self._outputs.folder.save(self.sitting)
+        self._saved_at = time.monotonic()
+
+    def _row(self, played: PlayedRound) -> Row:
+        closed = played.closed
+        losses = [
+            result.loss
+            for name, result in played.trained.items()
+            if isinstance(result, Trained) and name not in self.scene.coalition.members
+        ]
+        return {
+            "round": closed.update.round,
+            "outcome": closed.update.outcome.value,
+            "reason": closed.update.reason,
+            **self._measured(played),
+            "train_loss": _finite(fmean(losses)) if losses else None,
+            "coordinates": int(closed.result.indices.size),
+            "survivors": len(closed.result.survivor_names),
+            "clip_range": closed.manifest.clip_range if closed.manifest is not None else None,
+            "update_norm": closed.update_norm,
+            "bytes_up": 0,
+            "bytes_down": 0,
+            "epsilon": None,
+            "seconds": 0.0,
+        }
+
+    def _measured(self, played: PlayedRound) -> Row:
+        number, run = played.closed.update.round, self.terms.run
+        due = number % run.evaluation_interval == 0 or number == run.rounds
+        if not due or played.closed.update.outcome is not Outcome.APPLIED:
+            return {"accuracy": None, "loss": None}
+        return measured(self._engine, played.closed.progress.model.state.vector)
+
+
+def measured(engine: Engine, model: Vector) -> Row:
+    """None where a model has gone so wrong that nothing can be measured."""
+    try:
+        with np.errstate(over="ignore", invalid="ignore"):
+            seen = engine.evaluate(model)
+    except FedrepError:
+        return {"accuracy": None, "loss": None}
+    except Exception as error:  # user code may raise anything
+        raise FedrepError(f"evaluate() of the trainer failed: {type(error).__name__}: {error}") from error
+    return measured_row(seen)
+
+
+def measured_row(seen: Evaluation) -> Row:
+    figures: dict[str, Any] = dict(getattr(seen, "metrics", None) or {})
+    return {"accuracy": seen.accuracy, "loss": _finite(seen.loss), **figures}
+
+
+def most_spent(ledgers: Iterable[Ledger]) -> float | None:
+    """What the proposals of the silo that spent most have cost; None once there was no guarantee."""
+    totals = [ledger.total for ledger in ledgers]
+    return None if any(total is None for total in totals) else max((total for total in totals if total), default=0.0)
+
+
+def _totals(rows: tuple[Row, ...]) -> Totals:
+    seen = [row["accuracy"] for row in rows if row.get("accuracy") is not None]
+    return Totals(len(rows), max(seen, default=None), rows[-1]["epsilon"] if rows else 0.0)
+
+
+def _finite(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None

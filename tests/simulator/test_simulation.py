@@ -1,0 +1,203 @@
+"""A simulated federation: what it plays, that it is the service's to the bit, and that an interruption changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedrep.errors import FedrepError, SettingsError
+from fedrep.protocol.model_state import model_hash
+from fedrep_runtime.observer_client import ObserverClient
+from fedrep_runtime.run_config import RunConfig, sign_run
+from fedrep_silo.config import DrillSettings, PolicySettings
+from fedrep_simulator import SimulationResult, simulate
+from fedrep_simulator.folder import Row
+from fedrep_simulator.seeds import SiloDice, seed_bytes
+from fedrep_trainers.layout import Vector
+from fedrep_trainers.settings import TrainerSettings
+from fedrep_trainers.trainer import TrainResult
+from tests.harness.federation import Federation, StubTrainer
+from tests.harness.processes import run_scenario
+from tests.simulator.problem import RUN, build
+
+ROUNDS = 6
+
+
+def played(**options: Any) -> SimulationResult:
+    return simulate(build, **{"run": RUN, "rounds": ROUNDS, "central": False, **options})
+
+
+def without_time(rows: list[Row]) -> list[Row]:
+    """Rows but for what a clock or the length of signatures decides."""
+    return [{name: value for name, value in row.items() if name not in ("seconds", "bytes_up", "bytes_down")} for row in rows]
+
+
+def same_bits(one: SimulationResult, other: SimulationResult) -> bool:
+    return all(np.array_equal(one.model[name], other.model[name]) for name in one.model) and len(one.model) == len(other.model)
+
+
+def test_a_simulation_without_cryptography_ends_with_the_same_bits() -> None:
+    secure = played(byzantine=1, attack="foe")
+    fast = played(byzantine=1, attack="foe", fast=True)
+    assert same_bits(secure, fast)
+    assert without_time(secure.history) == without_time(fast.history)
+    assert (secure.summary["cryptography"], fast.summary["cryptography"]) == (True, False)
+    assert not same_bits(secure, played(byzantine=1, attack="foe", fast=True, seed=1))
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_a_simulation_that_was_interrupted_goes_on_to_the_same_bits(tmp_path: Path, fast: bool) -> None:
+    """In the middle of the training of round four: what is over is kept, the rest is played again."""
+    straight = played(byzantine=1, attack="foe", fast=fast)
+
+    class Interrupted(StubTrainer):
+        def train(self, model: Vector, round_number: int) -> TrainResult:
+            if round_number == 4:
+                raise KeyboardInterrupt
+            return super().train(model, round_number)
+
+    def stop_in_round_four(row: Row, _rounds: int) -> None:
+        if row["round"] == 3:
+            raise KeyboardInterrupt
+
+    options = {"byzantine": 1, "attack": "foe", "fast": fast, "out": tmp_path / "out"}
+    with pytest.raises(KeyboardInterrupt):
+        played(**options, on_round=stop_in_round_four)
+    heard: list[int] = []
+    resumed = played(**options, on_round=lambda row, _: heard.append(row["round"]))
+    assert heard == [4, 5, 6]
+    assert same_bits(straight, resumed)
+    assert without_time(straight.history) == without_time(resumed.history)
+    assert played(**options, on_round=lambda row, _: heard.append(row["round"])).history == resumed.history
+    assert heard == [4, 5, 6]
+
+
+def test_a_folder_of_another_simulation_is_refused(tmp_path: Path) -> None:
+    played(out=tmp_path, fast=True)
+    with pytest.raises(SettingsError, match="rounds was 6, now it is 7"):
+        played(out=tmp_path, fast=True, rounds=7)
+
+
+@pytest.mark.slow
+def test_simulation_and_service_end_with_the_same_bits(tmp_path: Path) -> None:
+    """Real daemons over gRPC, one of them with a drill; their obfuscation and rounding drawn as the simulation draws them."""
+    names = tuple(f"silo-{n}" for n in range(8))
+    simulated = played(byzantine=1, attack="foe", attack_options={"epsilon": 10.0}, seed=3)
+    federation = Federation.create(tmp_path, silos=8)
+    found: list[Vector] = []
+
+    async def scenario() -> None:
+        async with federation.serving() as server:
+            await create_like_simulation(federation)
+            daemons = []
+            for number, name in enumerate(names):
+                attacks: dict[str, Any] = {"drill": DrillSettings(attack="foe", options={"epsilon": 10.0})} if number == 7 else {}
+                daemon = federation.daemon(number, policy=PolicySettings(allow_drills=True), **attacks)
+                machine = daemon.machine
+                dice = SiloDice(3, name, lambda machine=machine: machine.part.manifest.round)  # type: ignore[misc]
+                machine._own = replace(machine._own, randomness=dice.randomness())
+                daemons.append(daemon)
+            await federation.run_silos(daemons)
+            found.append(server.coordinator.run_named("run").model.state.vector)
+        await asyncio.sleep(0)
+
+    run_scenario(scenario())
+    assert np.array_equal(found[0], simulated.model["weight"])
+    assert found[0].any()
+
+
+async def create_like_simulation(federation: Federation) -> None:
+    config = RunConfig(**RUN, rounds=ROUNDS, byzantine_count=1, drills=True)
+    trainer = StubTrainer()
+    vector = trainer.initial()
+    manifest = config.manifest(vector.size, bytes.fromhex(trainer.layout.digest), model_hash(vector))
+    manifest = replace(manifest, buffer_seed=seed_bytes(3, "buffers"))
+    admin = federation.credentials("admin")
+    signed = sign_run(manifest, "admin", admin.chain, admin.signing_key)
+
+    def create(client: ObserverClient) -> None:
+        assert not client.create_run(signed, config.options(""), vector).problems
+
+    await federation._observe(create)
+
+
+def test_attackers_spoil_the_plain_mean_and_not_the_robust_rule() -> None:
+    result = played(byzantine=1, attack="foe", attack_options={"epsilon": 100.0}, rounds=30, compare=True, fast=True)
+    honest = played(rounds=30, fast=True)
+    assert result.comparison is not None
+    robust, mean, alone = result.accuracy, result.comparison.accuracy, honest.accuracy
+    assert robust is not None
+    assert mean is not None
+    assert alone is not None
+    assert robust > 0.5 * alone
+    assert mean < 0.1 * robust
+
+
+def test_the_attackers_know_each_others_updates_and_no_others() -> None:
+    """ALIE of two: the mean of their own updates, moved by z of their own standard deviations."""
+    from fedrep.attacks import alie_z
+    from fedrep.protocol.manifests import SiloName
+    from fedrep_simulator.attackers import Attack, Coalition
+
+    run = RunConfig(**RUN).manifest(8, bytes(32), bytes(32))
+    attack = Attack("alie").checked(2, 7)
+    coalition = Coalition(attack, (SiloName("a"), SiloName("b")), run, 0)
+    rows = np.random.default_rng(1).normal(size=(3, 8)).astype(np.float32)
+    for name, row in zip("abc", rows, strict=True):
+        coalition.share(SiloName(name), 1, row)
+    expected = rows[:2].mean(axis=0) - alie_z(7, 2) * rows[:2].std(axis=0)
+    for name in "ab":
+        np.testing.assert_allclose(coalition.drill(SiloName(name)).of_update(rows[0]), expected, rtol=1e-5)
+    assert np.array_equal(coalition.drill(SiloName("c")).of_update(rows[2]), rows[2])
+
+
+@pytest.mark.parametrize(
+    ("wish", "words"),
+    [
+        ({"byzantine": 1, "attack": "alie"}, "take more attackers"),
+        ({"byzantine": 1, "attack": "nonfinite"}, "kind = 'huge'"),
+        ({"byzantine": 1, "attack": "allie"}, "there is no attack 'allie'"),
+        ({"byzantine": 1}, "no attack: add --attack"),
+        ({"byzantine": 1, "attack": "foe", "attack_options": {"z": 1}}, "no option 'z'; it has epsilon"),
+        ({"byzantine": 8, "attack": "foe"}, "leave nobody honest"),
+        ({"byzantine": 5, "attack": "alie"}, "honest majority"),
+        ({"byzantine": 2, "attack": "foe"}, "the run cannot work"),
+    ],
+)
+def test_what_cannot_be_played_is_refused_before_the_run(wish: dict[str, Any], words: str) -> None:
+    with pytest.raises(SettingsError, match=words):
+        played(**wish)
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_a_silo_whose_training_fails_abstains_and_if_all_fail_the_simulation_says_why(fast: bool) -> None:
+    def failing(*rounds: int, silos: int) -> Any:
+        def fail(number: int) -> None:
+            if number in rounds:
+                raise ValueError("no data today")
+
+        def made(settings: TrainerSettings) -> StubTrainer:
+            ill = settings.shard_count > 1 and settings.shard_index < silos
+            return StubTrainer(settings.shard_index, before_training=fail if ill else None)
+
+        return made
+
+    some = simulate(failing(2, silos=2), run=RUN, rounds=3, fast=fast, central=False)
+    assert [row["survivors"] for row in some.history] == [8, 6, 8] or some.history[1]["survivors"] < 6
+    with pytest.raises(FedrepError, match=r"no silo could train in round 2; silo-0: .*no data today"):
+        simulate(failing(2, silos=8), run=RUN, rounds=3, fast=fast, central=False)
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_the_silos_policy_counts_in_a_simulation(fast: bool) -> None:
+    from fedrep_simulator.api import run_simulation
+    from fedrep_simulator.terms import Wishes
+
+    terms = Wishes(rounds=5, fast=fast).terms(RunConfig(**RUN), TrainerSettings(), PolicySettings(epsilon_budget=12.0))
+    with pytest.raises(FedrepError, match=r"0 silos are left, and a round needs \d+\. silo-0: .*budget"):
+        run_simulation(terms, build, central=False)
