@@ -40,6 +40,9 @@ def simulate(
     buffer_size: Annotated[int | None, typer.Option(help="Silos per buffer.", min=2)] = None,
     compare: Annotated[bool, typer.Option("--compare", help="Play it again with the plain mean, and show both.")] = False,
     fast: Annotated[bool, typer.Option("--fast", help="Without cryptography; the model is the same to the bit.")] = False,
+    private: Annotated[
+        bool, typer.Option("--private", help="Train with a record budget of epsilon 8 at delta 1e-5, unless [privacy] says more.")
+    ] = False,
     engine: Annotated[str, typer.Option(help="Where silos train: local or ray.")] = "local",
     gpus_per_silo: Annotated[float, typer.Option(help="With --engine ray: the share of a GPU a silo needs.", min=0)] = 0.0,
     seed: Annotated[int, typer.Option(help="All that is drawn follows from it.", min=0)] = 0,
@@ -68,6 +71,7 @@ def simulate(
         buffer_size=buffer_size,
         seed=seed,
         fast=fast,
+        private=private,
     )
     terms = read_files(wishes, trainer, client, run)
     with SimulationView(terms, quiet=as_json or not sys.stderr.isatty()) as view:
@@ -115,6 +119,9 @@ def summary_text(result: Any) -> str:
         + (", as `fedrep plan` reckons it: no message was sent." if result["bytes_are"] == "reckoned" else "."),
         f"Epsilon of the proposals: {shown(result['epsilon_total'])} in all. It covers {result['epsilon_covers']}.",
     ]
+    if "record_epsilon" in result:
+        budget = f"at delta {result['record_delta']:g}, of {result['record_budget']:g}"
+        lines.append(f"Epsilon of a record: {shown(result['record_epsilon'])} {budget}. It covers {result['record_covers']}.")
     if result["comparison"] is not None:
         other = result["comparison"]
         end = f" ({other['problem']})" if other["problem"] else ""

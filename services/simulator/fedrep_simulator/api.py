@@ -13,6 +13,7 @@ import structlog
 
 from fedrep.errors import FedrepError, SettingsError
 from fedrep.privacy import COVERS
+from fedrep.record_privacy import COVERS as RECORD_COVERS
 from fedrep_runtime.files import lock_folder
 from fedrep_runtime.run_config import RunConfig
 from fedrep_simulator import deployment
@@ -60,6 +61,7 @@ def simulate(
     run: RunConfig | Mapping[str, Any] | None = None,
     seed: int = 0,
     fast: bool = False,
+    private: bool = False,
     compare: bool = False,
     central: bool = True,
     engine: EngineName = "local",
@@ -72,7 +74,8 @@ def simulate(
     `build` makes a silo's trainer from its settings, of which `shard_index` and `shard_count` differ from silo to silo; it is the
     function that `user_code` names in a silo's TOML, or that name itself. `settings` are the `[trainer]` table and `run` the
     run's terms (run.toml), each with the service's defaults. The last `byzantine` silos attack. `fast` leaves the cryptography
-    out, and changes no bit of the model. With `out` the simulation is kept there: after an interruption the same call goes on.
+    out, and changes no bit of the model; `private` trains with a record budget of epsilon 8 at delta 1e-5. With `out` the
+    simulation is kept there: after an interruption the same call goes on.
     """
     trainer = settings if isinstance(settings, TrainerSettings) else TrainerSettings(**(settings or {}))
     if isinstance(build, str):
@@ -90,6 +93,7 @@ def simulate(
         buffer_size=buffer_size,
         seed=seed,
         fast=fast,
+        private=private,
     )
     made = build_trainer_of(trainer) if isinstance(build, str) else build
     terms = wishes.terms(config, trainer)
@@ -253,6 +257,7 @@ def _result(
         "bytes_are": "reckoned" if terms.fast else "counted",
         "epsilon_total": last(rows, "epsilon"),
         "epsilon_covers": COVERS,
+        **_record_figures(terms, rows),
         "notes": [text for text in (terms.attack.note(terms.byzantine, len(terms.run.silos)), note) if text],
     }
     if out is not None:
@@ -264,6 +269,20 @@ def _result(
     if out is not None:
         write_result(out, summary | {"comparison": other.summary if other is not None else None, "central": central})
     return SimulationResult(rows, arrays, summary, central, other, out)
+
+
+def _record_figures(terms: Terms, rows: list[Row]) -> dict[str, Any]:
+    """Only where the silos keep a budget for their records."""
+    budget = terms.trainer.privacy
+    if budget is None:
+        return {}
+    spent = last(rows, "record_epsilon")
+    return {
+        "record_epsilon": spent,
+        "record_delta": budget.delta,
+        "record_budget": budget.epsilon,
+        "record_covers": RECORD_COVERS,
+    }
 
 
 def _mean(values: list[int]) -> int:

@@ -29,13 +29,14 @@ from fedrep.protocol.round_closing import close_round
 from fedrep.protocol.round_effects import RoundResult
 from fedrep.protocol.run_progress import RunState
 from fedrep.protocol.seats import seats
-from fedrep.protocol.silo_effects import Train, Trained
+from fedrep.protocol.silo_effects import Train, Trained, TrainingRefused
 from fedrep.protocol.silo_rules import check_epsilon, check_run
 from fedrep.protocol.silo_state import SiloState, TrainerState
 from fedrep.protocol.thresholds import buffers_needed, openable_buffers
 from fedrep.quantize import RingFormat, open_mean, quantize
 from fedrep.sparsify import gather, propose, union
-from fedrep_simulator.engines import Engine, Result
+from fedrep_simulator.desks import Result
+from fedrep_simulator.engines import Engine
 from fedrep_simulator.playing import PlayedRound, Scene, Standing, refuse_hopeless, share
 from fedrep_simulator.seeds import SiloDice, seed_bytes
 from fedrep_simulator.traffic import Traffic, TrafficBook
@@ -81,7 +82,8 @@ class ClearSilo:
         except RefusedError as error:
             self.stopped = error
             return None
-        return Train(model, manifest.round, self.state.trainer)
+        run = self._scene.run
+        return Train(model, manifest.round, self.state.trainer, run.digest().hex(), max(1, run.rounds - manifest.round + 1))
 
     def offer(self, manifest: RoundManifest, trained: Result | None) -> Offer | None:
         """None for a silo that abstains."""
@@ -89,6 +91,8 @@ class ClearSilo:
             bits = range_bits(self._kept.contribution.g, manifest.clip_range, manifest.per_silo)
             self._kept = replace(self._kept, bits=bits)
             return self._kept
+        if isinstance(trained, TrainingRefused):
+            self.stopped = trained.error
         if not isinstance(trained, Trained):
             return None
         journal = self.state.journal

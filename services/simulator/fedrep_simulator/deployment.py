@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from fedrep_runtime.files import write_atomically
 from fedrep_runtime.toml_text import toml_document
@@ -17,10 +18,12 @@ Part = tuple[str, list[str]]
 def write_files(root: Path, terms: Terms) -> None:
     """The terms that were simulated, without the attackers; and a silo's settings without a shard: it has data of its own."""
     run = terms.run.model_dump(mode="json", exclude_none=True, exclude={"drills"})
-    own = {"user_code_dir", "shard_index", "shard_count"}
+    own = {"user_code_dir", "shard_index", "shard_count", "privacy"}
     trainer = terms.trainer.model_dump(mode="json", exclude_unset=True, exclude_none=True, exclude=own)
     policy = terms.policy.model_dump(mode="json", exclude_unset=True, exclude_none=True)
-    silo = {"server": f"{SERVER}:{PORT}", "run": terms.run.name, "trainer": trainer, "policy": policy}
+    silo: dict[str, Any] = {"server": f"{SERVER}:{PORT}", "run": terms.run.name, "trainer": trainer, "policy": policy}
+    if terms.trainer.privacy is not None:
+        silo["privacy"] = terms.trainer.privacy.model_dump(mode="json", exclude_none=True, exclude_unset=True)
     write_atomically(root / RUN_FILE, toml_document(run).encode(), 0o644)
     write_atomically(root / CLIENT_FILE, toml_document(silo).encode(), 0o644)
 

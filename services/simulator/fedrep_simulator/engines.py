@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedrep.errors import SettingsError
 from fedrep.protocol.manifests import SiloName
-from fedrep.protocol.silo_effects import Train, Trained, TrainingFailed
+from fedrep.protocol.silo_effects import Train
 from fedrep.protocol.silo_state import TrainerState
-from fedrep_silo.training import Training
+from fedrep_simulator.desks import Desk, RecordCost, Result
 from fedrep_trainers.layout import ModelLayout, Vector
 from fedrep_trainers.settings import TrainerSettings
 from fedrep_trainers.trainer import Evaluation, ModelExporter, Trainer
 
 Build = Callable[[TrainerSettings], Trainer]
-Result = Trained | TrainingFailed
 Progress = Callable[[int], None]
 Arrays = dict[str, NDArray[np.generic]]
 
@@ -41,6 +43,14 @@ class Engine(Protocol):
         ...
 
     def train(self, orders: Mapping[SiloName, Train]) -> Mapping[SiloName, Result]: ...
+    def open_books(self, ledgers: Mapping[SiloName, Mapping[str, Any]]) -> None:
+        """As they were when the simulation was interrupted."""
+        ...
+
+    def costs(self) -> Mapping[SiloName, RecordCost]:
+        """What every silo's records have cost so far; empty where nobody keeps a budget for them."""
+        ...
+
     def evaluate(self, model: Vector) -> Evaluation: ...
     def central(self, rounds: int, progress: Progress) -> Evaluation:
         """The same model and as many rounds of training on all data in one place."""
@@ -60,7 +70,7 @@ class Judge:
 
     def __init__(self, build: Build, settings: TrainerSettings) -> None:
         self._build = build
-        self._settings = settings_of(settings, 0, 1)
+        self._settings = settings_of(settings, 0, 1).model_copy(update={"privacy": None})  # nothing of it leaves anybody
         self._trainer = build(self._settings)
         self.layout = self._trainer.layout
         # By name: asking torch would load it.
@@ -87,20 +97,28 @@ class Judge:
 
 
 class TrainingThread:
-    """A loop of its own for `Training`, which a notebook's running loop cannot give."""
+    """A loop of its own for the desks, which a notebook's running loop cannot give."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="silos", daemon=True)
         self._thread.start()
 
-    def carry_out(self, training: Training, train: Train) -> Result:
-        return asyncio.run_coroutine_threadsafe(training.carry_out(train), self._loop).result()
+    def carry_out(self, desk: Desk, order: Train) -> Result:
+        return asyncio.run_coroutine_threadsafe(desk.carry_out(order), self._loop).result()
 
     def close(self) -> None:
+        """A training that was interrupted ends in its own thread, and nobody waits for it."""
+        asyncio.run_coroutine_threadsafe(self._abandon(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+    async def _abandon(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
 
 
 class LocalEngine:
@@ -108,11 +126,17 @@ class LocalEngine:
 
     def __init__(self, build: Build, settings: TrainerSettings, silos: Sequence[SiloName]) -> None:
         self._judge = Judge(build, settings)
-        trainers = {name: build(settings_of(settings, index, len(silos))) for index, name in enumerate(silos)}
-        require_one_layout({name: trainer.layout for name, trainer in trainers.items()}, self._judge.layout)
-        self._states = {name: trainer.state() for name, trainer in trainers.items()}
-        self._trainings = {name: Training(trainer, self._states[name]) for name, trainer in trainers.items()}
-        self._thread = TrainingThread()
+        self._private = settings.privacy is not None
+        with ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedrep-simulation-")))
+            self._desks = {
+                name: Desk(build(settings_of(settings, index, len(silos))), folder / name, settings.privacy)
+                for index, name in enumerate(silos)
+            }
+            require_one_layout({name: desk.layout for name, desk in self._desks.items()}, self._judge.layout)
+            self._thread = TrainingThread()
+            stack.callback(self._thread.close)
+            self._open = stack.pop_all()
 
     @property
     def layout(self) -> ModelLayout:
@@ -126,10 +150,17 @@ class LocalEngine:
         return self._judge.initial()
 
     def states(self) -> Mapping[SiloName, TrainerState]:
-        return self._states
+        return {name: desk.first_state for name, desk in self._desks.items()}
 
     def train(self, orders: Mapping[SiloName, Train]) -> Mapping[SiloName, Result]:
-        return {name: self._thread.carry_out(self._trainings[name], order) for name, order in orders.items()}
+        return {name: self._thread.carry_out(self._desks[name], order) for name, order in orders.items()}
+
+    def open_books(self, ledgers: Mapping[SiloName, Mapping[str, Any]]) -> None:
+        for name, ledger in ledgers.items():
+            self._desks[name].open_books(ledger)
+
+    def costs(self) -> Mapping[SiloName, RecordCost]:
+        return {name: desk.cost() for name, desk in self._desks.items()} if self._private else {}
 
     def evaluate(self, model: Vector) -> Evaluation:
         return self._judge.evaluate(model)
@@ -141,7 +172,7 @@ class LocalEngine:
         return self._judge.export(model)
 
     def close(self) -> None:
-        self._thread.close()
+        self._open.close()
 
 
 def require_one_layout(layouts: Mapping[SiloName, ModelLayout], expected: ModelLayout) -> None:

@@ -13,7 +13,7 @@ import io
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +38,12 @@ TERMS, CURRENT, SERVER, ROUNDS = "simulation.json", "current", "server.safetenso
 
 @dataclass(frozen=True)
 class Sitting:
-    """Everything after a round: `traffic` is (up, down) of every silo since the beginning."""
+    """Everything after a round: `traffic` is (up, down) of every silo since the beginning, `books` what its records have cost."""
 
     standing: Standing
     rows: tuple[Row, ...]
     traffic: Mapping[str, tuple[int, int]]
+    books: Mapping[SiloName, Mapping[str, Any]] = field(default_factory=dict)
 
     def book(self) -> TrafficBook:
         return TrafficBook({name: Traffic(*pair) for name, pair in self.traffic.items()})
@@ -76,11 +77,11 @@ class SimulationFolder:
         target = self.root / name
         shutil.rmtree(target, ignore_errors=True)
         for silo, state in sitting.standing.silos.items():
-            folder = StateFolder(target / "silos" / silo)
+            folder = StateFolder(target / "silos" / silo, private=bool(sitting.books))
             folder.save_journal(state.journal)
             folder.save_memory(state.memory, state.trainer)
         write_atomically(target / SERVER, _server_bytes(progress))
-        write_atomically(target / ROUNDS, _json({"rows": sitting.rows, "traffic": sitting.traffic}))
+        write_atomically(target / ROUNDS, _json({"rows": sitting.rows, "traffic": sitting.traffic, "books": sitting.books}))
         write_atomically(self.root / CURRENT, name.encode())
         for old in self.root.glob("round-*"):
             if old.name != name:
@@ -99,7 +100,7 @@ class SimulationFolder:
             memory, trainer = folder.memory(parameters)
             states[silo] = SiloState(folder.journal(), memory, trainer, progress.model.state)
         traffic = {silo: (up, down) for silo, (up, down) in kept["traffic"].items()}
-        return Sitting(Standing(progress, states), tuple(kept["rows"]), traffic)
+        return Sitting(Standing(progress, states), tuple(kept["rows"]), traffic, kept["books"])
 
     def _current(self) -> str | None:
         path = self.root / CURRENT

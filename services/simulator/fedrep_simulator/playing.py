@@ -21,7 +21,8 @@ from fedrep.protocol.silo_rules import Policy
 from fedrep.protocol.silo_state import SiloState
 from fedrep_runtime.run_config import sign_run
 from fedrep_simulator.attackers import Coalition
-from fedrep_simulator.engines import Engine, Result
+from fedrep_simulator.desks import Result
+from fedrep_simulator.engines import Engine
 from fedrep_simulator.people import People
 from fedrep_simulator.server import SimulatedServer, Written
 from fedrep_simulator.silo import SimulatedSilo

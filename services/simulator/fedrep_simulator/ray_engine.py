@@ -7,8 +7,10 @@ machine.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 from fedrep.errors import FedrepError, SettingsError
@@ -16,8 +18,8 @@ from fedrep.protocol.manifests import SiloName
 from fedrep.protocol.silo_effects import Train
 from fedrep.protocol.silo_state import TrainerState
 from fedrep_runtime.ray_cluster import ray_cluster
-from fedrep_silo.training import Training
-from fedrep_simulator.engines import Arrays, Build, Judge, Progress, Result, TrainingThread, require_one_layout, settings_of
+from fedrep_simulator.desks import Desk, RecordCost, Result
+from fedrep_simulator.engines import Arrays, Build, Judge, Progress, TrainingThread, require_one_layout, settings_of
 from fedrep_trainers.layout import ModelLayout, Vector
 from fedrep_trainers.settings import TrainerSettings
 from fedrep_trainers.trainer import Evaluation
@@ -29,18 +31,24 @@ class Worker:
     def __init__(self, build: Build, settings: TrainerSettings) -> None:
         self._build = build
         self._settings = settings
-        self._trainings: dict[SiloName, Training] = {}
+        self._desks: dict[SiloName, Desk] = {}
+        self._folder = tempfile.TemporaryDirectory(prefix="fedrep-simulation-")
         self._thread = TrainingThread()
         self._judge: Judge | None = None
 
     def adopt(self, silo: SiloName, index: int, count: int) -> tuple[ModelLayout, TrainerState]:
         trainer = self._build(settings_of(self._settings, index, count))
-        state = trainer.state()
-        self._trainings[silo] = Training(trainer, state)
-        return trainer.layout, state
+        desk = self._desks[silo] = Desk(trainer, Path(self._folder.name) / silo, self._settings.privacy)
+        return desk.layout, desk.first_state
 
     def train(self, silo: SiloName, order: Train) -> Result:
-        return self._thread.carry_out(self._trainings[silo], order)
+        return self._thread.carry_out(self._desks[silo], order)
+
+    def open_books(self, silo: SiloName, ledger: Mapping[str, Any]) -> None:
+        self._desks[silo].open_books(ledger)
+
+    def cost(self, silo: SiloName) -> RecordCost:
+        return self._desks[silo].cost()
 
     def judge(self) -> tuple[ModelLayout, Vector, bool]:
         self._judge = Judge(self._build, self._settings)
@@ -61,6 +69,7 @@ class Worker:
 
 class RayEngine:
     def __init__(self, build: Build, settings: TrainerSettings, silos: Sequence[SiloName], gpus_per_silo: float = 0.0) -> None:
+        self._private = settings.privacy is not None
         with ExitStack() as stack:
             self._ray = stack.enter_context(ray_cluster())
             count = workers_for(self._ray.cluster_resources(), len(silos), gpus_per_silo)
@@ -95,6 +104,14 @@ class RayEngine:
     def train(self, orders: Mapping[SiloName, Train]) -> Mapping[SiloName, Result]:
         results = self._get([self._of[silo].train.remote(silo, order) for silo, order in orders.items()])
         return dict(zip(orders, results, strict=True))
+
+    def open_books(self, ledgers: Mapping[SiloName, Mapping[str, Any]]) -> None:
+        self._get([self._of[silo].open_books.remote(silo, ledger) for silo, ledger in ledgers.items()])
+
+    def costs(self) -> Mapping[SiloName, RecordCost]:
+        if not self._private:
+            return {}
+        return dict(zip(self._of, self._get([worker.cost.remote(silo) for silo, worker in self._of.items()]), strict=True))
 
     def evaluate(self, model: Vector) -> Evaluation:
         seen: Evaluation = self._get(self._judge.evaluate.remote(model))

@@ -20,14 +20,13 @@ from fedrep.protocol.silo_effects import (
     Stop,
     TimePassed,
     Train,
-    Trained,
-    TrainingFailed,
     Wait,
 )
 from fedrep.protocol.silo_machine import Conduct, Drill, SiloIdentity, SiloMachine
 from fedrep.protocol.silo_rules import Policy
 from fedrep.protocol.silo_state import SiloState
 from fedrep.protocol.silo_table import Phase
+from fedrep_simulator.desks import Result
 from fedrep_simulator.people import People
 from fedrep_simulator.seeds import SiloDice
 from fedrep_simulator.server import SimulatedServer
@@ -86,7 +85,7 @@ class SimulatedSilo:
                 return True
         return False
 
-    def trained(self, result: Trained | TrainingFailed, server: SimulatedServer) -> None:
+    def trained(self, result: Result, server: SimulatedServer) -> None:
         self._feed(result, server)
 
     def _is_news(self, server: SimulatedServer) -> bool:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 
@@ -52,6 +51,7 @@ class Simulation:
         initial = engine.initial()
         self.scene: Scene = terms.scene(engine.layout, initial)
         self.sitting = self._resumed() or self._first(initial)
+        engine.open_books({name: self.sitting.books.get(name, {}) for name in self.scene.run.silos})
         self._saved_at = time.monotonic()
 
     def _resumed(self) -> Sitting | None:
@@ -108,7 +108,10 @@ class Simulation:
         row["bytes_up"], row["bytes_down"] = play.traffic.total.up - up, play.traffic.total.down - down
         row["seconds"] = round(time.monotonic() - started, 3)
         traffic = {name: (own.up, own.down) for name, own in play.traffic.silos.items()}
-        self.sitting = Sitting(play.standing, rows, traffic)
+        costs = self._engine.costs()
+        if costs:
+            row["record_epsilon"] = _most(cost.epsilon for cost in costs.values())
+        self.sitting = Sitting(play.standing, rows, traffic, {name: cost.ledger for name, cost in costs.items()})
         self._outputs.on_round(row, self.scene.run.rounds)
         if time.monotonic() - self._saved_at > SAVE_SECONDS:
             self._save()
@@ -162,14 +165,19 @@ def measured(engine: Engine, model: Vector) -> Row:
 
 
 def measured_row(seen: Evaluation) -> Row:
-    figures: dict[str, Any] = dict(getattr(seen, "metrics", None) or {})
-    return {"accuracy": seen.accuracy, "loss": _finite(seen.loss), **figures}
+    figures = {name: _finite(value) for name, value in seen.metrics.items()}
+    return {**figures, "accuracy": seen.accuracy, "loss": _finite(seen.loss)}
 
 
 def most_spent(ledgers: Iterable[Ledger]) -> float | None:
     """What the proposals of the silo that spent most have cost; None once there was no guarantee."""
-    totals = [ledger.total for ledger in ledgers]
-    return None if any(total is None for total in totals) else max((total for total in totals if total), default=0.0)
+    return _most(ledger.total for ledger in ledgers)
+
+
+def _most(epsilons: Iterable[float | None]) -> float | None:
+    """None, which is no guarantee, is more than any number."""
+    known = list(epsilons)
+    return None if any(epsilon is None for epsilon in known) else max((epsilon for epsilon in known if epsilon), default=0.0)
 
 
 def _totals(rows: tuple[Row, ...]) -> Totals:

@@ -25,12 +25,13 @@ from fedrep_simulator.engines import names_of
 from fedrep_simulator.playing import Scene
 from fedrep_simulator.seeds import seed_bytes
 from fedrep_trainers.layout import ModelLayout, Vector
-from fedrep_trainers.settings import TrainerSettings
+from fedrep_trainers.settings import PrivacySettings, TrainerSettings
 
 CLIENT_FILE = Path("client.toml")
 RUN_FILE = Path("run.toml")
 SILOS = 10
 MEAN = "mean"
+PRIVATE_EPSILON, PRIVATE_DELTA = 8.0, 1e-5
 # Of the silos' policy all counts but what is about real people and real hours.
 NOT_SIMULATED = {"roster_file": None, "admins_file": None, "hours": None}
 
@@ -112,8 +113,11 @@ class Wishes:
     buffer_size: int | None = None
     seed: int = 0
     fast: bool = False
+    private: bool = False
 
     def terms(self, run: RunConfig | None, trainer: TrainerSettings, policy: PolicySettings | None = None) -> Terms:
+        if self.private and trainer.privacy is None:
+            trainer = trainer.model_copy(update={"privacy": PrivacySettings(epsilon=PRIVATE_EPSILON, delta=PRIVATE_DELTA)})
         return Terms(
             self._run(run),
             trainer,
