@@ -105,6 +105,9 @@ class ErrorMemory:
             raise NonFiniteError("the update holds values that are no finite numbers")
         return Contribution(training, version, g)
 
+    def without_residual(self) -> ErrorMemory:
+        return self if not self.residual.any() else replace(self, residual=np.zeros_like(self.residual))
+
     def submitted(self, contribution: Contribution, submitted: Submitted, sent: NDArray[np.float32] | None = None) -> ErrorMemory:
         """Before SubmitMaskedShare, in one write: the worst case, and what is needed to mend it. `sent` differs in drills."""
         if self.pending is not None:

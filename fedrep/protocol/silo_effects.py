@@ -247,6 +247,7 @@ class Train:
     """One training at a time; the trainer is put back to `start_from` first.
 
     It is charged to `run` on the books of the data set before it starts; `trainings` is how many the run may still ask for.
+    With `coordinates` only these will be sent, and no other need move.
     """
 
     model: ModelState
@@ -254,6 +255,7 @@ class Train:
     start_from: TrainerState = field(repr=False)
     run: str = ""
     trainings: int = 1
+    coordinates: NDArray[np.int64] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

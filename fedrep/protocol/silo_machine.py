@@ -8,7 +8,7 @@ machine over the state that was saved last. What happens next is `silo_table.TAB
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -81,7 +81,9 @@ from fedrep.protocol.silo_rules import Policy, check_epsilon, check_run
 from fedrep.protocol.silo_state import SiloState
 from fedrep.protocol.silo_table import IN_ROUND, TABLE, Phase
 from fedrep.protocol.silo_trust import Chains, Trust, check_rollback, check_round_signature, check_run_signature
+from fedrep.public_coordinates import only, own_part, public_coordinates
 from fedrep.secagg.keys import Entropy, SigningKey
+from fedrep.secagg.transcript import digest
 from fedrep.sparsify import gather, propose
 
 FIRST_POLL_SECONDS = 0.1  # a round often starts just after one joined, and its clock runs from there
@@ -122,7 +124,11 @@ class Randomness:
 
 @dataclass(frozen=True, slots=True)
 class SiloIdentity:
-    """Who this silo is. The key is asked for at every announcement: it may have been replaced meanwhile."""
+    """Who this silo is. The key is asked for at every announcement: it may have been replaced meanwhile.
+
+    With `public_start`, the model before any training, this silo proposes what anybody can work out (`public_coordinates`),
+    and keeps no error memory: the noise of its training would pile up there.
+    """
 
     name: SiloName
     signing_key: Callable[[], SigningKey]
@@ -131,6 +137,7 @@ class SiloIdentity:
     drill: Drill
     ledgers: Ledgers
     randomness: Randomness
+    public_start: NDArray[np.float32] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,7 +430,7 @@ class SiloMachine:
         manifest = self._manifest
         if self._contribution is not None and self._contribution.version != model.version:
             self._contribution = None  # a late silo does not pile up stale updates
-        if self._repeated_proposal() is None:
+        if self._own.public_start is None and self._repeated_proposal() is None:
             try:
                 elsewhere = self._own.ledgers.elsewhere(self.state.journal.ledger_name)
                 check_epsilon(manifest, self.state.journal.ledger, self._own.policy, elsewhere)
@@ -446,22 +453,36 @@ class SiloMachine:
             return None
         return self.state.journal.repeated_proposal(self._manifest, self._contribution.training)
 
+    def _public_coordinates(self) -> NDArray[np.int64] | None:
+        """What all members that choose like this propose together; the same while the model and the roster's size stay."""
+        start, held, manifest = self._own.public_start, self.state.model, self._manifest
+        if start is None or held is None:
+            return None
+        assert self._run is not None
+        seed = digest("fedrep/public-coordinates", self._run.buffer_seed, held.version)
+        return public_coordinates(held.vector - start, manifest.per_silo * len(manifest.roster), seed)
+
     def _train(self, model: ModelState) -> Effects:
         """One training at a time: one for an older model is waited for, and thrown away."""
         if self._training is not None:
             return []
         self._training = model.version
         assert self._run is not None
-        number = self._manifest.round
-        return [Train(model, number, self.state.trainer, self.state.journal.ledger_name, max(1, self._run.rounds - number + 1))]
+        number, run = self._manifest.round, self.state.journal.ledger_name
+        left = max(1, self._run.rounds - number + 1)
+        return [Train(model, number, self.state.trainer, run, left, self._public_coordinates())]
 
     def _take_training(self, trained: Trained) -> Effects:
         held, manifest = self.state.model, self._manifest
         assert held is not None
         if trained.version != manifest.model_version:
             return self._train(held)
+        public = self._public_coordinates()
+        update = trained.update if public is None else only(trained.update, public)
+        if public is not None:  # on disk with the proposal; whoever dies before that trains again, and comes by here again
+            self.state = replace(self.state, memory=self.state.memory.without_residual())
         try:
-            contribution = self.state.memory.contribution(self._trainings + 1, trained.version, trained.update)
+            contribution = self.state.memory.contribution(self._trainings + 1, trained.version, update)
         except InvalidInputError as error:  # of another size, or not finite: no update at all
             return self._count_failure(TrainingFailed(trained.version, str(error)))
         self._failures = 0
@@ -516,7 +537,9 @@ class SiloMachine:
         assert self.part.ready is not None
         assert self._contribution is not None
         manifest, journal, own, contribution = self._manifest, self.state.journal, self._own, self._contribution
-        coordinates = self._repeated_proposal()
+        public, coordinates = self._public_coordinates(), self._repeated_proposal()
+        if public is not None:
+            coordinates = own_part(public, manifest.names.index(own.name), len(manifest.roster))
         if coordinates is None:
             coordinates = propose(contribution.g, manifest.per_silo, manifest.alpha, own.randomness.generator())
             save = self._save(journal=journal.charged(manifest, contribution.training, coordinates))

@@ -53,6 +53,21 @@ def test_noise_is_added_in_every_coordinate_and_at_every_step() -> None:
     assert np.count_nonzero(one) == one.size
 
 
+def test_what_will_not_be_sent_is_cut_off_before_clipping_and_gets_no_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawing(monkeypatch, 0, 1)
+    trainer = dot_trainer([[3.0, 40.0, 4.0], [0.3, 9.0, 0.4]], batch_size=2)
+    trainer.privacy(None)
+    start = trainer.initial()
+    moved = start - trainer.train_on(start, 0, np.array([0, 2])).model
+    assert moved[1] == 0.0
+    assert moved[0] != 0.0
+    assert np.count_nonzero(start - trainer.train(start, 0).model) == 3, "the next training is whole again"
+    without_noise(monkeypatch)
+    moved = start - trainer.train_on(start, 0, np.array([0, 2])).model
+    # (3, 4) cut to norm 1 and (0.3, 0.4) as it is, over 2: the 40 and the 9 between them cost nothing
+    assert moved == pytest.approx([0.9 / 2, 0.0, 1.2 / 2])
+
+
 def test_every_step_draws_a_poisson_batch_of_its_own_at_the_same_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, float]] = []
     sizes: list[int] = []

@@ -89,6 +89,7 @@ class SiloDaemon:
             Drill.of(settings.drill),
             self._ledgers,
             Randomness(secrets.token_bytes, lambda: np.random.default_rng(secrets.randbits(256))),
+            trainer.initial() if settings.privacy is not None and settings.privacy.coordinates == "public" else None,
         )
         conduct = Conduct(settings.run, settings.training_failures, settings.give_up_after)
         return SiloMachine(own, conduct, self.folder.load(trainer))

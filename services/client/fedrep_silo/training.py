@@ -17,7 +17,7 @@ from fedrep.protocol.silo_effects import Train, Trained, TrainingFailed, Trainin
 from fedrep.protocol.silo_state import TrainerState
 from fedrep_silo.audit import Audit
 from fedrep_silo.record_books import RecordBooks
-from fedrep_trainers.trainer import Trainer, TrainResult
+from fedrep_trainers.trainer import ProjectingTrainer, Trainer, TrainResult
 
 log = structlog.get_logger(__name__)
 
@@ -66,6 +66,8 @@ class Training:
         """Paid for before it starts: a crash in between costs a training, and never hides one."""
         if self._books.charge(train.run, self.trainer, train.trainings) is not None:
             self._audit.sent("training", 0, train.round, **self._books.standing().figures())
+        if train.coordinates is not None and isinstance(self.trainer, ProjectingTrainer):
+            return self.trainer.train_on(train.model.vector, train.round, train.coordinates)
         return self.trainer.train(train.model.vector, train.round)
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedrep.errors import InvalidInputError, SettingsError
@@ -46,6 +48,7 @@ class PrivateSteps:
         self._steps = settings.interval
         self._rate = self._source.batch_size / self._source.records
         self._noise: float | None = None
+        self._kept: Tensor | None = None
 
     @property
     def samples(self) -> int:
@@ -58,7 +61,12 @@ class PrivateSteps:
         self._noise = said.noise
         return said
 
-    def require_statement(self) -> None:
+    def begin(self, coordinates: NDArray[np.int64] | None) -> None:
+        """A training in which only these coordinates will be sent; None: all."""
+        self._kept = None
+        if coordinates is not None:
+            self._kept = torch.zeros_like(self._gradient)
+            self._kept[torch.from_numpy(np.array(coordinates)).to(self._gradient.device)] = 1.0
         if self._noise is None:
             raise InvalidInputError(
                 "[privacy] is set, and nobody asked what this training costs: call privacy() and charge its answer before train()"
@@ -73,10 +81,12 @@ class PrivateSteps:
         losses = [torch.full((1,), torch.nan, device=self._gradient.device)]
         for piece in self._source.pieces(positions, number, self._privacy.records_at_once):
             here = mapped(lambda tensor: tensor.to(self._gradient.device, non_blocking=True), piece)
-            losses.append(self._gradients.add_to(self._gradient, here, self._privacy.clip_norm))
+            losses.append(self._gradients.add_to(self._gradient, here, self._privacy.clip_norm, self._kept))
         self._require_unchanged(before)
         noise = secure_random.normals(self._gradient.numel()).mul_(self._noise * self._privacy.clip_norm)
         self._gradient.add_(noise.to(self._gradient)).div_(self._source.batch_size)
+        if self._kept is not None:
+            self._gradient.mul_(self._kept)
         every = torch.cat(losses)
         return every[torch.isfinite(every)].mean()
 

@@ -38,11 +38,16 @@ class RecordGradients:
         )
         self._one_by_one = False
 
-    def add_to(self, total: Tensor, batch: Any, clip: float) -> Tensor:
-        """Add each record's clipped gradient to the flat `total`; every record's loss. What is not finite adds nothing."""
+    def add_to(self, total: Tensor, batch: Any, clip: float, kept: Tensor | None = None) -> Tensor:
+        """Add each record's clipped gradient to the flat `total`; every record's loss. What is not finite adds nothing.
+
+        With `kept`, one where a coordinate counts and zero elsewhere, gradients are cut to those before they are clipped.
+        """
         gradients, losses = self._each(batch)
         count = len(losses)
         rows = [gradient.detach().reshape(count, -1) for gradient in gradients]
+        if kept is not None:
+            rows = [row * part for row, part in zip(rows, torch.split(kept, [row.shape[1] for row in rows]), strict=True)]
         norms = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(row, dim=1) for row in rows]), dim=0)
         finite = torch.isfinite(norms)
         factor = torch.where(finite, clip / norms.clamp(min=clip), torch.zeros_like(norms))

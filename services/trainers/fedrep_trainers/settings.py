@@ -25,6 +25,10 @@ class PrivacySettings(BaseModel):
     noise: float | None = Field(
         default=None, gt=0, allow_inf_nan=False, description="standard deviation over C; None: computed from the budget"
     )
+    coordinates: Literal["public", "top"] = Field(
+        default="public",
+        description="what is sent: where the model has moved furthest, which anybody can work out, or this silo's largest values",
+    )
     rounds: Count | None = Field(default=None, description="trainings the budget should last for; None: what the run has left")
 
     records_at_once: Count = Field(default=16, description="gradients of so many records are in memory together")

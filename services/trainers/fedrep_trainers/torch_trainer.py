@@ -94,9 +94,16 @@ class TorchTrainer:
         return None if self._private is None else self._private.statement(allowance)
 
     def train(self, model: Vector, round_number: int) -> TrainResult:
+        return self._train(model, round_number, None)
+
+    def train_on(self, model: Vector, round_number: int, coordinates: NDArray[np.int64]) -> TrainResult:
+        """With `[privacy]` every record's gradient is cut to these coordinates before it is clipped, and they alone get noise."""
+        return self._train(model, round_number, coordinates)
+
+    def _train(self, model: Vector, round_number: int, coordinates: NDArray[np.int64] | None) -> TrainResult:
         self._layout.require_vector(model)
         if self._private is not None:
-            self._private.require_statement()
+            self._private.begin(coordinates)
         before = self.state()
         try:
             self._load(model)

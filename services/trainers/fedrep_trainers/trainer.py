@@ -116,6 +116,15 @@ class ModelExporter(Protocol):
         ...
 
 
+@runtime_checkable
+class ProjectingTrainer(Protocol):
+    """A trainer that can do better when it knows which coordinates will be sent."""
+
+    def train_on(self, model: Vector, round_number: int, coordinates: NDArray[np.int64]) -> TrainResult:
+        """Like `train`, where only these coordinates of the result count: clipping and noise need spend nothing on others."""
+        ...
+
+
 @dataclass(frozen=True)
 class Allowance:
     """What the silo's books tell a trainer that asks how much noise to add. `trainings`: how many more the run will ask for."""
