@@ -46,7 +46,7 @@ class RecordPromise:
             raise InvalidInputError(f"delta = {self.delta} is no promise; it must lie from 0 to below 1", reason="BAD_PROMISE")
 
     def __str__(self) -> str:
-        return f"epsilon {self.epsilon:g} at delta {self.delta:g}"
+        return f"epsilon {self.epsilon!r} at delta {self.delta!r}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +91,11 @@ class RunManifest:
     @property
     def asks_for_promise(self) -> bool:
         return self.record_epsilon_at_most is not None or self.delta_at_most is not None
+
+    @property
+    def record_limit(self) -> str:
+        """For people."""
+        return f"epsilon {self.record_epsilon_at_most or 0.0!r} at delta {self.delta_at_most or 0.0!r}"
 
     def is_met_by(self, promise: RecordPromise | None) -> bool:
         """Whether a silo may take part with this promise. One limit without the other leaves nothing of the other."""

@@ -67,6 +67,12 @@ def _terms(run: RunManifest) -> list[str]:
         problems.append(
             f"ranges must satisfy {SMALLEST_RANGE:g} <= smallest_range <= initial_range <= largest_range <= {LARGEST_RANGE:g}"
         )
+    if run.asks_for_promise and not (
+        0.0 < (run.record_epsilon_at_most or 0.0) < math.inf and 0.0 < (run.delta_at_most or 0.0) < 1.0
+    ):
+        problems.append(
+            "record_epsilon_at_most and delta_at_most belong together: an epsilon above 0 and a delta between 0 and 1, or neither"
+        )
     deadlines = run.deadlines
     if not all(0 < s < math.inf for s in (deadlines.propose, deadlines.submit, deadlines.confirm, deadlines.reveal)):
         problems.append("every deadline must be a number of seconds above zero")

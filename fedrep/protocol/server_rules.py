@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrep.coding import decode_coordinates, decode_values
-from fedrep.errors import CryptoError, InvalidInputError, OutOfPhaseError, UnknownSiloError, WrongRoundError
-from fedrep.protocol.manifests import RosterEntry, RoundManifest, RunHash, SiloName, session_key_message
+from fedrep.errors import CryptoError, InvalidInputError, OutOfPhaseError, SettingsError, UnknownSiloError, WrongRoundError
+from fedrep.protocol.manifests import RosterEntry, RoundManifest, RunHash, RunManifest, SiloName, session_key_message
 from fedrep.protocol.messages import (
     Abstention,
     Confirmation,
@@ -39,9 +39,23 @@ def check_session_key(entry: RosterEntry, run: RunHash, key: VerifyKey) -> None:
     """At Join: nobody could seal shares to a key of low order, and nobody would to one the silo did not sign over this run."""
     check_agreement_public(entry.session_key)
     try:
-        key.verify(entry.session_signature, session_key_message(run, entry.session_key))
+        key.verify(entry.session_signature, session_key_message(run, entry.session_key, entry.promise))
     except CryptoError as error:
-        raise CryptoError("the session key is not validly signed over this run", reason="BAD_SIGNATURE") from error
+        raise CryptoError(
+            "the session key is not validly signed over this run and the promise it came with", reason="BAD_SIGNATURE"
+        ) from error
+
+
+def check_promise(entry: RosterEntry, run: RunManifest) -> None:
+    """At Join: the others would refuse a roster that lists this silo."""
+    if run.is_met_by(entry.promise):
+        return
+    said = "promises nothing" if entry.promise is None else f"promises {entry.promise}"
+    raise SettingsError(
+        f"run {run.name!r} asks every silo to promise that training on one record costs at most {run.record_limit}, and this "
+        f"silo {said}: lower the budget in [privacy] of its client.toml, or stay out of the run",
+        reason="NO_PROMISE",
+    )
 
 
 def check_member(silo: SiloName, manifest: RoundManifest) -> None:
@@ -69,7 +83,7 @@ def check_proposal(proposal: Proposal, manifest: RoundManifest, c1: bytes, keys:
     check_agreement_public(record.mask_key)
     check_agreement_public(record.next_session_key)
     _verify(keys, proposal.silo, record.signature, record.digest(c1), "the record")
-    next_key = session_key_message(manifest.run, record.next_session_key)
+    next_key = _next_key_message(manifest, proposal.silo, record.next_session_key)
     _verify(keys, proposal.silo, proposal.next_session_signature, next_key, "the next session key")
     return indices
 
@@ -91,8 +105,14 @@ def _check_share_lists(proposal: Proposal, holders: int) -> None:
 
 def check_abstention(abstention: Abstention, manifest: RoundManifest, keys: VerifyKeys) -> None:
     check_agreement_public(abstention.next_session_key)
-    message = session_key_message(manifest.run, abstention.next_session_key)
+    message = _next_key_message(manifest, abstention.silo, abstention.next_session_key)
     _verify(keys, abstention.silo, abstention.next_session_signature, message, "the next session key")
+
+
+def _next_key_message(manifest: RoundManifest, silo: SiloName, key: bytes) -> bytes:
+    """With the promise of the roster, which the next roster shows beside this key."""
+    entry = manifest.entry(silo)
+    return session_key_message(manifest.run, key, entry.promise if entry is not None else None)
 
 
 def check_submission(

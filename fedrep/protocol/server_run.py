@@ -72,7 +72,7 @@ from fedrep.protocol.run_events import (
 )
 from fedrep.protocol.run_progress import RunProgress, RunState
 from fedrep.protocol.server_round import ServerRound
-from fedrep.protocol.server_rules import check_rollback
+from fedrep.protocol.server_rules import check_promise, check_rollback
 
 Sign = Callable[[RoundManifest], SignedRoundManifest]
 
@@ -227,6 +227,7 @@ class ServerRun:
     def _join(self, event: Joined) -> list[RunEffect]:
         entry = event.entry
         self.check_allowed(entry.name)
+        check_promise(entry, self.rules)
         before = self.progress
         known = before.attendance.standings.get(entry.name)
         current = self.open.number if self.open is not None else before.last_round

@@ -14,7 +14,15 @@ from numpy.typing import NDArray
 
 from fedrep.errors import FedrepError
 from fedrep.protocol.error_memory import Fate
-from fedrep.protocol.manifests import RoundManifest, RunHash, RunManifest, SignedRoundManifest, SignedRunManifest, SiloName
+from fedrep.protocol.manifests import (
+    RecordPromise,
+    RoundManifest,
+    RunHash,
+    RunManifest,
+    SignedRoundManifest,
+    SignedRunManifest,
+    SiloName,
+)
 from fedrep.protocol.messages import (
     Abstention,
     Confirmation,
@@ -42,6 +50,7 @@ class Join:
     model_version: int | None
     session_key: bytes = b""
     signature: bytes = b""
+    promise: RecordPromise | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from fedrep.privacy import Ledger
 from fedrep.protocol.amendments import check_chain, first_of, followed_to
 from fedrep.protocol.clip_range import range_bits
 from fedrep.protocol.error_memory import Contribution, Fate, judge, opens
-from fedrep.protocol.manifests import RoundManifest, RunManifest, SignedRoundManifest, SiloName
+from fedrep.protocol.manifests import RecordPromise, RoundManifest, RunManifest, SignedRoundManifest, SiloName
 from fedrep.protocol.messages import (
     Consensus,
     Evidence,
@@ -126,6 +126,7 @@ class Randomness:
 class SiloIdentity:
     """Who this silo is. The key is asked for at every announcement: it may have been replaced meanwhile.
 
+    `promise` is what its settings keep about its training records.
     With `public_start`, the model before any training, this silo proposes what anybody can work out (`public_coordinates`),
     and keeps no error memory: the noise of its training would pile up there.
     """
@@ -137,6 +138,7 @@ class SiloIdentity:
     drill: Drill
     ledgers: Ledgers
     randomness: Randomness
+    promise: RecordPromise | None = None
     public_start: NDArray[np.float32] | None = field(default=None, repr=False)
 
 
@@ -244,7 +246,7 @@ class SiloMachine:
         pinned = self._own.policy.pinned_admins
         run = check_run_signature(joined.run, self._own.trust, pinned)
         try:
-            check_run(run, self._own.policy, self._own.name)
+            check_run(run, self._own.policy, self._own.name, self._own.promise)
             self._own.drill.check(run)
         except RefusedError as error:
             return [Report(RunRefused(run, joined.last_round, error)), *self._end(error)]
@@ -272,10 +274,15 @@ class SiloMachine:
     def _announce(self, phase: Phase) -> Effects:
         assert self._run is not None
         self._signing_key = self._own.signing_key()
-        key, signature = self._sessions.announced(self._run.digest(), self._signing_key, self._at.seconds)
+        promise = self._promise(self._run)
+        key, signature = self._sessions.announced(self._run.digest(), self._signing_key, self._at.seconds, promise)
         held = self.state.model
         version = held.version if held is not None else None
-        return self._say(phase, self._saved, Join(self._conduct.run_name, version, key, signature))
+        return self._say(phase, self._saved, Join(self._conduct.run_name, version, key, signature, promise))
+
+    def _promise(self, run: RunManifest) -> RecordPromise | None:
+        """Given where the run asks for it: a silo's budget is nobody's business elsewhere."""
+        return self._own.promise if run.asks_for_promise else None
 
     def _has_joined(self, joined: Joined) -> Effects:
         assert self._run is not None
@@ -400,7 +407,7 @@ class SiloMachine:
         self.phase = Phase.MEETING
         own, manifest = self._own, self._manifest
         ready = Ready.enter(
-            Membership(own.name, self._run, own.policy, self._signing_key),
+            Membership(own.name, self._run, own.policy, self._signing_key, self._promise(self._run)),
             manifest,
             self._chains.peers(manifest, own.trust),
             self._sessions.keys,

@@ -5,7 +5,7 @@ Shares are sealed to session keys, which are never on disk; a restarted process 
 
 from __future__ import annotations
 
-from fedrep.protocol.manifests import session_key_message
+from fedrep.protocol.manifests import RecordPromise, session_key_message
 from fedrep.secagg.keys import AgreementKey, Entropy, SigningKey
 
 ANNOUNCE_SECONDS = 30.0
@@ -27,13 +27,15 @@ class Sessions:
         self.keys[key.public] = key
         return key
 
-    def announced(self, run: bytes, signing_key: SigningKey, now: float) -> tuple[bytes, bytes]:
+    def announced(
+        self, run: bytes, signing_key: SigningKey, now: float, promise: RecordPromise | None = None
+    ) -> tuple[bytes, bytes]:
         """The newest key and its signature, for Join."""
         if not self.keys:
             self.new()
         self._announced_at = now
         newest = next(reversed(self.keys))
-        return newest, signing_key.sign(session_key_message(run, newest))
+        return newest, signing_key.sign(session_key_message(run, newest, promise))
 
     def forget_before(self, listed: bytes) -> None:
         """A key is erased once a manifest lists its successor."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fedrep.coding import decode_coordinates, encode_coordinates
 from fedrep.errors import CryptoError, RefusedError
 from fedrep.protocol.clip_range import RangeBits
-from fedrep.protocol.manifests import RoundManifest, RunManifest, SiloName, session_key_message
+from fedrep.protocol.manifests import RecordPromise, RoundManifest, RunManifest, SiloName, session_key_message
 from fedrep.protocol.messages import (
     Abstention,
     Assignment,
@@ -69,6 +69,11 @@ class Membership:
     run: RunManifest
     policy: Policy
     signing_key: SigningKey
+    promise: RecordPromise | None = None
+
+    def signed_key(self, key: bytes) -> bytes:
+        """The signature under a session key, and under what this silo promises in this run."""
+        return self.signing_key.sign(session_key_message(self.run.digest(), key, self.promise))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +99,8 @@ class Ready:
         model_hash: bytes,
     ) -> Ready:
         """`sessions` holds this silo's session keys by public key; `last_round` is the last round it spoke in, on disk."""
-        check_run(member.run, member.policy, member.name)  # again in every round: the policy may have become stricter
+        # Again in every round: the policy may have become stricter.
+        check_run(member.run, member.policy, member.name, member.promise)
         check_round(
             manifest,
             member.run,
@@ -131,9 +137,8 @@ class Ready:
 
     def abstain(self, next_session: AgreementKey) -> Abstention:
         """What a silo says that proposes nothing: the others need not wait for it, and it stays a member."""
-        own, run = self.member, self.manifest.run
-        signature = own.signing_key.sign(session_key_message(run, next_session.public))
-        return Abstention(own.name, run, self.manifest.round, next_session.public, signature)
+        own, run, key = self.member, self.manifest.run, next_session.public
+        return Abstention(own.name, run, self.manifest.round, key, own.signed_key(key))
 
     def _proposal(
         self,
@@ -168,7 +173,7 @@ class Ready:
             manifest.round,
             encode_coordinates(coordinates, manifest.parameters),
             record,
-            own.signing_key.sign(session_key_message(manifest.run, next_session.public)),
+            own.signed_key(next_session.public),
             sealed,
             seed_hashes,
             key_hashes,

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fedrep.errors import CryptoError, RefusedError
 from fedrep.privacy import CoordinateRelease, Ledger, shown, sum_of
 from fedrep.protocol.clip_range import is_range
-from fedrep.protocol.manifests import RoundManifest, RunManifest, SiloName, session_key_message
+from fedrep.protocol.manifests import RecordPromise, RoundManifest, RunManifest, SiloName, session_key_message
 from fedrep.protocol.messages import (
     Assignment,
     Consensus,
@@ -66,6 +66,8 @@ class Policy:
     pinned_admins: frozenset[bytes] | None = None
     least_epoch: int = 1
     whole_buffers: bool = False
+    others_record_epsilon: float | None = None
+    others_record_delta: float | None = None
     hours: tuple[int, int] | None = None
 
     def trains_at(self, hour: int) -> bool:
@@ -91,9 +93,9 @@ class Once:
         self.taken = what
 
 
-def check_run(run: RunManifest, policy: Policy, silo: str) -> None:
-    """Rules 5 and 7 for the run as a whole; all problems at once."""
-    problems = []
+def check_run(run: RunManifest, policy: Policy, silo: str, promise: RecordPromise | None = None) -> None:
+    """Rules 5 and 7 for the run as a whole; all problems at once. `promise` is what this silo's own settings keep."""
+    problems = _promise_problems(run, policy, promise)
     if silo not in run.silos:
         problems.append(f"the run does not list this silo ({silo})")
     if len(set(run.silos)) != len(run.silos) or len(run.silos) > MAX_HOLDERS:
@@ -138,6 +140,26 @@ def check_run(run: RunManifest, policy: Policy, silo: str) -> None:
         problems.append("the run allows attack drills, and this silo does not take part in drills (allow_drills)")
     if problems:
         raise RefusedError("run refused: " + "; ".join(problems), reason="RUN_OUTSIDE_POLICY")
+
+
+def _promise_problems(run: RunManifest, policy: Policy, promise: RecordPromise | None) -> list[str]:
+    """What this silo cannot promise about its records, and what its operator wants all others to promise about theirs."""
+    problems = []
+    if not run.is_met_by(promise):
+        own = "this silo has no budget for records" if promise is None else f"this silo's budget is {promise}"
+        problems.append(f"training on one record may cost at most {run.record_limit} in this run, and {own} ([privacy])")
+    wanted = {
+        "epsilon": (run.record_epsilon_at_most, policy.others_record_epsilon),
+        "delta": (run.delta_at_most, policy.others_record_delta),
+    }
+    for what, (asked, limit) in wanted.items():
+        if limit is not None and not (asked is not None and asked <= limit):
+            said = "nothing" if asked is None else f"at most {asked!r}"
+            problems.append(
+                f"the run asks its silos to promise {said} as {what} of one training record; this silo wants all of them to "
+                f"promise at most {limit!r} (others_record_{what})"
+            )
+    return problems
 
 
 def check_round(
@@ -234,9 +256,13 @@ def _check_roster(manifest: RoundManifest, run: RunManifest, policy: Policy, pee
         seen_keys.add(peer.verify_key.encoded)
         try:
             check_agreement_public(entry.session_key)
-            peer.verify_key.verify(entry.session_signature, session_key_message(manifest.run, entry.session_key))
+            message = session_key_message(manifest.run, entry.session_key, entry.promise)
+            peer.verify_key.verify(entry.session_signature, message)
         except CryptoError as error:
-            raise _bad_member(entry.name, f"has an unusable session key ({error})") from error
+            raise _bad_member(entry.name, f"has an unusable session key or promise ({error})") from error
+        if not run.is_met_by(entry.promise):
+            said = "nothing" if entry.promise is None else str(entry.promise)
+            raise _bad_member(entry.name, f"promises {said} about its records, and the run asks for {run.record_limit}")
 
 
 def _bad_member(name: str, why: str) -> RefusedError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from fedrep.wire.v1 import federation_pb2 as pb
-from tests.harness.live_server import PARAMETERS, SILOS, LiveServer, wait_for_round
+from tests.harness.live_server import PARAMETERS, SILOS, LiveServer, refusal, wait_for_round
 from tests.harness.mini_silo import play_round, rice_decoded, rice_encoded
 
 
@@ -37,6 +37,32 @@ def test_silos_written_from_the_documents_play_whole_rounds(server: LiveServer) 
         assert changed
         assert all(before[index] == silos[0].model[index] for index in untouched)
         assert all(silo.model == silos[0].model for silo in silos)
+
+
+def test_a_run_that_asks_for_a_promise_takes_silos_that_sign_one_and_shows_it_to_everyone(server: LiveServer) -> None:
+    server.create_run("promised", record_epsilon_at_most=8.0, delta_at_most=1e-5)
+    silos = [server.silo(name) for name in SILOS]
+    before = server.snapshot("promised")
+    silos[0].run = server.driver("promised").run
+    assert refusal(lambda: silos[0].join("promised")) == ("FAILED_PRECONDITION", "NO_PROMISE")
+    silos[0].promise = (8.5, 1e-5)
+    assert refusal(lambda: silos[0].join("promised")) == ("FAILED_PRECONDITION", "NO_PROMISE")
+    altered = silos[0].join_request("promised", silos[0].run)
+    altered.promise.epsilon = 8.0
+    assert refusal(lambda: silos[0].stub.Join(altered)) == ("UNAUTHENTICATED", "BAD_SIGNATURE")
+    altered.promise.epsilon = float("nan")
+    assert refusal(lambda: silos[0].stub.Join(altered)) == ("INVALID_ARGUMENT", "BAD_PROMISE")
+    assert server.snapshot("promised")["state"] == before["state"]
+    for silo in silos:
+        silo.promise = (8.0, 1e-6)
+        silo.fetch_model(silo.join("promised").model_version)
+    last = 0
+    for _ in range(2):  # the second with the keys that came with the first one's proposals
+        manifest = wait_for_round(server, "promised", after=last)
+        assert [(entry.promise.epsilon, entry.promise.delta) for entry in manifest.roster] == [(8.0, 1e-6)] * len(SILOS)
+        header = play_round(silos, manifest, {silo.name: [0.1] * PARAMETERS for silo in silos})
+        assert header.outcome == pb.OUTCOME_APPLIED
+        last = manifest.round
 
 
 def test_its_coordinate_code_is_that_of_the_document() -> None:

@@ -135,6 +135,7 @@ class MiniSilo:
     channel: grpc.Channel
     model: list[float] = field(default_factory=list)
     version: int = -1
+    promise: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         self.stub: Any = FederationServiceStub(self.channel)  # type: ignore[no-untyped-call]
@@ -153,8 +154,11 @@ class MiniSilo:
         if not run:
             return pb.JoinRequest(run_name=run_name, protocol_version=2)
         public = self.session.public_key().public_bytes_raw()
-        signature = self.sign(digest("fedrep/session-key", run, public))
-        return pb.JoinRequest(run_name=run_name, session_key=public, session_signature=signature, protocol_version=2)
+        signature = self.sign(digest("fedrep/session-key", run, public, *(self.promise or ())))
+        request = pb.JoinRequest(run_name=run_name, session_key=public, session_signature=signature, protocol_version=2)
+        if self.promise is not None:
+            request.promise.epsilon, request.promise.delta = self.promise
+        return request
 
     def join(self, run_name: str) -> pb.JoinResponse:
         first = self.stub.Join(self.join_request(run_name), timeout=SECONDS)
@@ -202,7 +206,9 @@ class MiniSilo:
             run=manifest.run,
             round=manifest.round,
             record=record,
-            next_session_signature=self.sign(digest("fedrep/session-key", manifest.run, record.next_session_key)),
+            next_session_signature=self.sign(
+                digest("fedrep/session-key", manifest.run, record.next_session_key, *(self.promise or ()))
+            ),
             sealed_shares=sealed,
             seed_share_hashes=hashes_of[0],
             key_share_hashes=hashes_of[1],

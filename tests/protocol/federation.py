@@ -15,6 +15,7 @@ from fedrep.privacy import Ledger
 from fedrep.protocol.error_memory import ErrorMemory
 from fedrep.protocol.manifests import (
     Deadlines,
+    RecordPromise,
     RosterEntry,
     RoundManifest,
     RunManifest,
@@ -23,7 +24,6 @@ from fedrep.protocol.manifests import (
     SiloName,
     round_manifest_message,
     run_manifest_message,
-    session_key_message,
 )
 from fedrep.protocol.messages import (
     Abstention,
@@ -159,10 +159,18 @@ class Silo:
 
     def _machine(self, state: SiloState) -> SiloMachine:
         randomness = Randomness(lambda count: self.rng.bytes(count), lambda: self.rng)
+        federation = self._federation
         own = SiloIdentity(
-            self.name, lambda: self.signing_key, self._federation, self._federation.policy, NoDrill(), NoLedgers(), randomness
+            self.name,
+            lambda: self.signing_key,
+            federation,
+            federation.policy,
+            NoDrill(),
+            NoLedgers(),
+            randomness,
+            federation.promise,
         )
-        return SiloMachine(own, Conduct(self._federation.run.name), state)
+        return SiloMachine(own, Conduct(federation.run.name), state)
 
     def clear(self) -> None:
         self.ready: Ready | None = None
@@ -254,6 +262,7 @@ class Federation:
     rng: np.random.Generator
     silos: dict[SiloName, Silo] = field(default_factory=dict)
     policy: Policy = field(default_factory=Policy)
+    promise: RecordPromise | None = None
     round_number: int = 0
     server: ServerRound | None = None
     manifest: RoundManifest | None = None
@@ -268,6 +277,8 @@ class Federation:
         vector = rng.normal(size=parameters).astype(np.float32)
         run = run_manifest(silos, vector, **changes)
         federation = cls(run, ServerModel.initial(vector), rng)
+        if run.record_epsilon_at_most is not None and run.delta_at_most is not None:
+            federation.promise = RecordPromise(run.record_epsilon_at_most, run.delta_at_most)
         for name in run.silos:
             key = generate_signing_key(key_kind)  # type: ignore[arg-type]
             silo = Silo(federation, name, key, np.random.default_rng(rng.integers(2**63)))
@@ -323,9 +334,7 @@ class Federation:
         for name in names:
             silo = self.silos[name]
             key = list(silo.sessions)[-1]
-            entries.append(
-                RosterEntry(name, fingerprint_of(name), key, silo.signing_key.sign(session_key_message(self.run.digest(), key)))
-            )
+            entries.append(RosterEntry(name, fingerprint_of(name), key, self.membership(silo).signed_key(key), self.promise))
         state = self.model.state
         self.manifest = RoundManifest(
             run=self.run.digest(),
@@ -365,7 +374,7 @@ class Federation:
         self.rollback = replace(order, signature=signature)
 
     def membership(self, silo: Silo) -> Membership:
-        return Membership(silo.name, self.run, self.policy, silo.signing_key)
+        return Membership(silo.name, self.run, self.policy, silo.signing_key, self.promise)
 
     def enter(self, silo: Silo, manifest: RoundManifest | None = None, *, last_round: int | None = None) -> Ready:
         """What the silo's rules say to a manifest, without its machine: a step of its own, to be played by hand."""

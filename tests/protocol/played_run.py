@@ -13,7 +13,7 @@ from fedrep.protocol.announcement import Dice
 from fedrep.protocol.attendance import Attendance
 from fedrep.protocol.clip_range import ClipRange
 from fedrep.protocol.goals import Goals, Totals
-from fedrep.protocol.manifests import RosterEntry, RoundManifest, RunManifest, SignedRoundManifest, SiloName, session_key_message
+from fedrep.protocol.manifests import RosterEntry, RoundManifest, RunManifest, SignedRoundManifest, SiloName
 from fedrep.protocol.messages import DeadlinePassed, Event, Outcome, Phase, SignedRollback, Update, rollback_message
 from fedrep.protocol.model_state import ServerModel, model_hash
 from fedrep.protocol.round_effects import Noted
@@ -222,8 +222,7 @@ class PlayedRun(Federation):
 
     def entry(self, silo: Silo) -> RosterEntry:
         key = list(silo.sessions)[-1]
-        signature = silo.signing_key.sign(session_key_message(self.run.digest(), key))
-        return RosterEntry(silo.name, fingerprint_of(silo.name), key, signature)
+        return RosterEntry(silo.name, fingerprint_of(silo.name), key, self.membership(silo).signed_key(key), self.promise)
 
     def join(self, *names: SiloName) -> None:
         for name in names or self.silos:

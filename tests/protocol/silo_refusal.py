@@ -36,7 +36,7 @@ def enter(
 ) -> Ready:
     assert federation.manifest is not None
     return Ready.enter(
-        Membership(silo.name, run or federation.run, policy or federation.policy, silo.signing_key),
+        Membership(silo.name, run or federation.run, policy or federation.policy, silo.signing_key, federation.promise),
         manifest or federation.manifest,
         federation.peers if peers is None else peers,
         silo.sessions,
@@ -51,7 +51,9 @@ def under(federation: Federation, run: RunManifest, **changes: object) -> RoundM
     roster = tuple(
         replace(
             entry,
-            session_signature=federation.silos[entry.name].signing_key.sign(session_key_message(run.digest(), entry.session_key)),
+            session_signature=federation.silos[entry.name].signing_key.sign(
+                session_key_message(run.digest(), entry.session_key, entry.promise)
+            ),
         )
         for entry in federation.manifest.roster
     )

@@ -28,6 +28,8 @@ def other_value(name: str, value: object) -> object:
         return replace(value, propose=value.propose + 1)
     if isinstance(value, bytes):
         return value + b"!"
+    if value is None:
+        return 0.5
     return value + "!" if isinstance(value, str) else value + 1  # type: ignore[operator]
 
 

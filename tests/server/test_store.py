@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import threading
 from dataclasses import replace
@@ -10,7 +11,7 @@ import pytest
 
 from fedrep.errors import ConflictError, InvalidInputError, NotFoundError
 from fedrep.protocol.attendance import Attendance, Standing
-from fedrep.protocol.manifests import RosterEntry, SiloName
+from fedrep.protocol.manifests import RecordPromise, RosterEntry, SiloName
 from fedrep.protocol.messages import Outcome
 from fedrep_server.store import (
     LedgerEntry,
@@ -458,4 +459,10 @@ def test_attendance_survives_json() -> None:
     entry = RosterEntry(SiloName("a"), b"\x01" * 32, b"\x02" * 32, b"\x03" * 70)
     attendance = Attendance({SiloName("a"): Standing(entry, 3, False, 2, 9)}, frozenset({SiloName("b")}))
     assert attendance_from_json(attendance_to_json(attendance)) == attendance
+    promised = replace(entry, promise=RecordPromise(8.0, 1e-5))
+    standing = Attendance({SiloName("a"): Standing(promised, 3)})
+    assert attendance_from_json(json.loads(json.dumps(attendance_to_json(standing)))) == standing
+    older = attendance_to_json(attendance)
+    del older["standings"]["a"]["promise"]
+    assert attendance_from_json(older) == attendance
     assert attendance_from_json({}) == Attendance()

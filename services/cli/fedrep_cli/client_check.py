@@ -12,7 +12,7 @@ from fedrep.errors import FedrepError
 from fedrep.privacy import coordinate_epsilon, shown, sum_of
 from fedrep.protocol.amendments import first_of
 from fedrep.protocol.manifests import RunManifest
-from fedrep.protocol.silo_effects import Joined
+from fedrep.protocol.silo_effects import Join, Joined
 from fedrep.protocol.silo_rules import check_run
 from fedrep.protocol.silo_trust import check_run_signature
 from fedrep.record_privacy import SampledGaussian, Stated, TrainingPrivacy
@@ -117,7 +117,7 @@ async def _run(settings: SiloSettings, trainer: Trainer | None) -> list[Row]:
     try:
         credentials = Credentials.load(settings.credentials)
         async with asyncio.timeout(SERVER_SECONDS):
-            joined = await connection.join(settings.run, b"", b"", None)
+            joined = await connection.join(Join(settings.run, None))
     except (FedrepError, TimeoutError) as error:
         return [row("run", Outcome.FAILED, str(error) or "the server did not answer in time", "Start with the lines above.")]
     finally:

@@ -33,6 +33,10 @@ class PolicySettings(Section):
     smallest_range: float = Field(default=0.0, ge=0, description="smallest clip range R")
     least_epoch: int = Field(default=1, ge=1, description="fewest rounds in which buffers stay the same (reshuffle_every)")
     whole_buffers: bool = Field(default=False, description="open sums over whole buffers only, so that no two can be subtracted")
+    others_record_epsilon: float | None = Field(
+        default=None, gt=0, description="most epsilon for one training record that all silos of a run must promise"
+    )
+    others_record_delta: float | None = Field(default=None, gt=0, lt=1, description="largest delta of that promise")
     allowed_runs: tuple[str, ...] | None = Field(default=None, description="names of runs; absent means any")
     model_hash: Hash | None = Field(default=None, description="hash of the initial model this silo expects")
     roster_file: Path | None = Field(
@@ -65,6 +69,8 @@ class PolicySettings(Section):
             pinned_admins=load_pinned_roster(self.admins_file) if self.admins_file is not None else None,
             least_epoch=self.least_epoch,
             whole_buffers=self.whole_buffers,
+            others_record_epsilon=self.others_record_epsilon,
+            others_record_delta=self.others_record_delta,
             hours=self.hours,
         )
 

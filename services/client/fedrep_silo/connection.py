@@ -145,8 +145,8 @@ class Connection:
 
     async def ask(self, question: Question) -> Answer:
         match question:
-            case Join(run_name, version, key, signature):
-                return await self.join(run_name, key, signature, version)
+            case Join():
+                return await self.join(question)
             case GetModel(run, version):
                 return FetchedModel(*await self.model(run, version))
             case GetCertificates(run, fingerprints):
@@ -155,16 +155,17 @@ class Connection:
             case GetUpdate(run, number, statement, omit_agreement):
                 return await self.update(run, number, statement=statement, omit_agreement=omit_agreement)
 
-    async def join(self, run: str, session_key: bytes, signature: bytes, version: int | None) -> Joined:
+    async def join(self, join: Join) -> Joined:
         request = pb.JoinRequest(
-            run_name=run,
-            session_key=session_key,
-            session_signature=signature,
-            model_version=version,
+            run_name=join.run_name,
+            session_key=join.session_key,
+            session_signature=join.signature,
+            model_version=join.model_version,
             software_version=__version__,
             protocol_version=codec.PROTOCOL_VERSION,
+            promise=codec.promise_to_wire(join.promise),
         )
-        size = request.ByteSize() if session_key else 0  # without a key it only asks for news
+        size = request.ByteSize() if join.session_key else 0  # without a key it only asks for news
         response = await self._call("Join", lambda stub: stub.Join(request, timeout=CALL_SECONDS), size)
         if response.protocol_version != codec.PROTOCOL_VERSION:
             raise SettingsError(

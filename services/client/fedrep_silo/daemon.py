@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedrep.errors import FedrepError, SaidByPeer
-from fedrep.protocol.manifests import SiloName
+from fedrep.protocol.manifests import RecordPromise, SiloName
 from fedrep.protocol.model_state import ModelState
 from fedrep.protocol.silo_effects import (
     Answered,
@@ -81,6 +81,7 @@ class SiloDaemon:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def _machine(self, settings: SiloSettings, credentials: Credentials, trust: TrustStore, trainer: Trainer) -> SiloMachine:
+        privacy = settings.privacy
         own = SiloIdentity(
             SiloName(credentials.identity.name),
             lambda: Credentials.load(settings.credentials).signing_key,
@@ -89,7 +90,8 @@ class SiloDaemon:
             Drill.of(settings.drill),
             self._ledgers,
             Randomness(secrets.token_bytes, lambda: np.random.default_rng(secrets.randbits(256))),
-            trainer.initial() if settings.privacy is not None and settings.privacy.coordinates == "public" else None,
+            promise=RecordPromise(privacy.epsilon, privacy.delta) if privacy is not None else None,
+            public_start=trainer.initial() if privacy is not None and privacy.coordinates == "public" else None,
         )
         conduct = Conduct(settings.run, settings.training_failures, settings.give_up_after)
         return SiloMachine(own, conduct, self.folder.load(trainer))

@@ -17,7 +17,7 @@ from fedrep.errors import FedrepError, InvalidInputError, NotFoundError, Protoco
 from fedrep.protocol.best import Best
 from fedrep.protocol.messages import ModelName, Outcome, Update
 from fedrep.protocol.model_state import ModelState, indices_of
-from fedrep.protocol.silo_effects import Joined
+from fedrep.protocol.silo_effects import Join, Joined
 from fedrep.protocol.silo_machine import OVER, POLL_SECONDS
 from fedrep.protocol.silo_trust import check_run_signature
 from fedrep.wire.v1 import federation_pb2 as pb
@@ -61,7 +61,7 @@ class Evaluator:
         while not self._leaving:
             version = self._model.version if self._model else None
             try:
-                joined = await self.connection.join(self._settings.run, b"", b"", version)
+                joined = await self.connection.join(Join(self._settings.run, version))
                 run = check_run_signature(joined.run, FederationTrust(self._trust)).digest()
                 self._interval = self._settings.evaluate_every or joined.evaluation_interval
                 self._decides = Best.named(joined.best)

@@ -68,6 +68,12 @@ class RunConfig(Section):
     smallest_range: float = Field(default=1e-6, gt=0)
     largest_range: float = Field(default=1e3, gt=0)
     drills: bool = Field(default=False, description="whether silos may run attack drills")
+    record_epsilon_at_most: float | None = Field(
+        default=None,
+        gt=0,
+        description="most epsilon for one training record that every silo must promise; absent: none is asked for",
+    )
+    delta_at_most: float | None = Field(default=None, gt=0, lt=1, description="largest delta of that promise")
     evaluation_interval: int = Field(default=1, ge=1)
     keep_models: int | None = Field(
         default=None, ge=1, description="latest model versions kept, besides the best; absent: as many as the server keeps"
@@ -116,6 +122,8 @@ class RunConfig(Section):
             deadlines=Deadlines(limits.propose, limits.submit, limits.confirm, limits.reveal),
             drills=self.drills,
             buffer_seed=secrets.token_bytes(SEED_BYTES),
+            record_epsilon_at_most=self.record_epsilon_at_most,
+            delta_at_most=self.delta_at_most,
         )
 
     def _aggregator_settings(self) -> str:

@@ -202,7 +202,8 @@ def _silo() -> SiloName:
 
 def _roster_entry(driver: RunDriver, peer: PeerCertificate, request: pb.JoinRequest) -> RosterEntry | None:
     """None for a key that was signed just before the list of silos changed: the silo learns of the new one, and comes again."""
-    entry = RosterEntry(SiloName(peer.identity.name), peer.fingerprint, request.session_key, request.session_signature)
+    promise = codec.promise_from_wire(request)
+    entry = RosterEntry(SiloName(peer.identity.name), peer.fingerprint, request.session_key, request.session_signature, promise)
     try:
         check_session_key(entry, driver.run, peer.verify_key)
     except CryptoError:

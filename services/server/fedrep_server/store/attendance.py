@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedrep.protocol.attendance import Attendance, Standing
-from fedrep.protocol.manifests import RosterEntry, SiloName
+from fedrep.protocol.manifests import RecordPromise, RosterEntry, SiloName
 
 
 def attendance_to_json(attendance: Attendance) -> dict[str, Any]:
@@ -15,6 +15,7 @@ def attendance_to_json(attendance: Attendance) -> dict[str, Any]:
             "fingerprint": standing.entry.fingerprint.hex(),
             "session_key": standing.entry.session_key.hex(),
             "session_signature": standing.entry.session_signature.hex(),
+            "promise": _promise_to_json(standing.entry.promise),
             "joined_in": standing.joined_in,
             "present": standing.present,
             "strikes": standing.strikes,
@@ -34,6 +35,7 @@ def attendance_from_json(data: Mapping[str, Any]) -> Attendance:
                 bytes.fromhex(entry["fingerprint"]),
                 bytes.fromhex(entry["session_key"]),
                 bytes.fromhex(entry["session_signature"]),
+                _promise_from_json(entry.get("promise")),
             ),
             entry["joined_in"],
             entry["present"],
@@ -43,3 +45,12 @@ def attendance_from_json(data: Mapping[str, Any]) -> Attendance:
         for name, entry in data.get("standings", {}).items()
     }
     return Attendance(standings, frozenset(SiloName(name) for name in data.get("excluded", ())))
+
+
+def _promise_to_json(promise: RecordPromise | None) -> list[float] | None:
+    return None if promise is None else [promise.epsilon, promise.delta]
+
+
+def _promise_from_json(data: Any) -> RecordPromise | None:
+    """Also from before promises existed."""
+    return None if data is None else RecordPromise(*data)
