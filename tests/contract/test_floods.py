@@ -7,6 +7,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from fedrep.wire import chunks
 from fedrep.wire.v1 import federation_pb2 as pb
 from fedrep_server.calls import expected, limits
 from tests.contract.refusals import changed
-from tests.harness.live_server import SILOS, LiveServer, Stage, refusal, stage, wait_until
+from tests.harness.live_server import SILOS, LiveServer, Stage, connect, refusal, stage, wait_until
 from tests.harness.mini_silo import SECONDS, streamed
 from tests.harness.people import People
 
@@ -75,6 +76,40 @@ def test_a_message_too_long_for_its_method_is_refused_before_it_is_decoded(serve
 def test_what_no_message_can_need_does_not_get_past_grpc(server: LiveServer) -> None:
     call = raw(server, "RevealShares")
     assert refusal(lambda: call(NOISE * (limits.LARGEST_RECEIVED + 1), timeout=SECONDS)) == ("RESOURCE_EXHAUSTED", None)
+
+
+async def relay_to(port: int, passed: list[int]) -> asyncio.Server:
+    """A port that leads to the server's and notes how many bytes go there."""
+
+    async def pass_on(source: asyncio.StreamReader, target: asyncio.StreamWriter, counted: list[int]) -> None:
+        with suppress(ConnectionError):
+            while data := await source.read(1 << 16):
+                counted.append(len(data))
+                target.write(data)
+                await target.drain()
+        target.close()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        onward_reader, onward = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.gather(pass_on(reader, onward, passed), pass_on(onward_reader, writer, []))
+
+    return await asyncio.start_server(connected, "127.0.0.1", 0)
+
+
+def test_of_a_message_that_is_far_too_long_the_server_takes_a_window_and_not_the_whole(server: LiveServer) -> None:
+    """gRPC lets a sender's window grow with the speed of the line unless it is told not to; whatever fits in is held."""
+    passed: list[int] = []
+    relay = server.ask(relay_to(server.running.port, passed))
+    address = f"localhost:{relay.sockets[0].getsockname()[1]}"
+    channel: Any = connect(server.people, address, server.people.credentials["silo-a"])
+    call = channel.unary_unary(PREFIX + "RevealShares")
+    flood = bytes(15 << 20)
+    for _ in range(4):
+        waiting = [call.future(flood, timeout=SECONDS) for _ in range(8)]
+        assert {refusal(each.result) for each in waiting} == {("RESOURCE_EXHAUSTED", None)}
+    channel.close()
+    server.loop.call_soon_threadsafe(relay.close)
+    assert sum(passed) < 32 * (1 << 18), "of 32 messages of 15 MiB"
 
 
 def test_a_reveal_out_of_its_phase_is_refused_before_its_shares_are_looked_at(at: Stage) -> None:

@@ -52,6 +52,9 @@ STREAMS_AT_ONCE = 256  # a dashboard watches its runs on one connection
 LIVE = "live"
 # Everybody calls at once when a phase ends or the server is back; beyond a thousand at once gRPC would cancel some at random.
 CROWD = [("grpc.server.max_pending_requests", 20_000), ("grpc.server.max_pending_requests_hard_limit", 40_000)]
+# Else the window of a fast sender grows to megabytes for each of its streams, and what fits into it is held here, read or not.
+# A chunk that is longer than the window still comes whole, opened for once its length is known: about one chunk per round trip.
+WINDOW = [("grpc.http2.bdp_probe", 0)]
 SERVICES = (
     federation_pb2.DESCRIPTOR.services_by_name["FederationService"].full_name,
     observer_pb2.DESCRIPTOR.services_by_name["ObserverService"].full_name,
@@ -84,7 +87,7 @@ async def start(settings: ServerSettings, on_lost: OnLost = end_process) -> Runn
         gate = Gate(trust, CallMeter(coordinator, listeners), turnstile)
         # Of one connection, which is one caller's: refusals that are held must not be without number.
         streams = [("grpc.max_concurrent_streams", max(STREAMS_AT_ONCE, settings.calls_at_once))]
-        server = grpc.aio.server(interceptors=[gate], options=[*server_options(LARGEST_RECEIVED), *CROWD, *streams])
+        server = grpc.aio.server(interceptors=[gate], options=[*server_options(LARGEST_RECEIVED), *CROWD, *WINDOW, *streams])
         _add_services(server, coordinator, health)
         secure = server_credentials(key_pair_loader(settings.credentials), credentials.root)
         port = _bind(lambda: server.add_secure_port(f"{settings.host}:{settings.port}", secure), settings.host, settings.port)
