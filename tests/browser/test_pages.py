@@ -161,6 +161,37 @@ def test_an_admin_pauses_and_resumes_with_a_reason(chromium: Browser, site: Site
     page.context.close()
 
 
+def test_what_needs_an_admins_signature_is_a_command_to_copy(chromium: Browser, site: Site) -> None:
+    visitor = visit(chromium, site.url)
+    page = visitor.open("/runs/digits")
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.get_by_role("button", name="Roll back, amend").click()
+    dialog, server = page.get_by_role("dialog"), f"--server {site.server.address}"
+    visitor.shoot("signed")
+    dialog.get_by_role("button", name="Copy: rollback").click()
+    expect(dialog.get_by_role("button", name="Copied: rollback")).to_be_visible()
+    assert page.evaluate("navigator.clipboard.readText()") == f"fedrep run rollback digits --to 0 {server}"
+    dialog.get_by_role("button", name="Copy: amend").click()
+    expect(dialog.get_by_role("button", name="Copied: amend")).to_be_visible()
+    assert page.evaluate("navigator.clipboard.readText()") == f"fedrep run amend digits --add SILO --remove SILO {server}"
+    dialog.get_by_role("button", name="Close").click()
+    expect(dialog).to_have_count(0)
+    assert visitor.problems == []
+    page.context.close()
+
+
+def test_without_a_clipboard_the_command_is_selected(chromium: Browser, site: Site) -> None:
+    """Browsers give one only to pages of HTTPS and of this machine."""
+    page = visit(chromium, site.url).open("/runs/digits/silos")
+    page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+    page.get_by_role("button", name="Roll back, amend").click()
+    page.get_by_role("button", name="Copy: rollback").click()
+    expect(page.get_by_role("button", name="Press Ctrl-C: rollback")).to_be_visible()
+    wanted = f"fedrep run rollback digits --to VERSION --server {site.server.address}"
+    assert page.evaluate("getSelection().toString()") == wanted
+    page.context.close()
+
+
 def test_an_admin_excludes_and_readmits_a_silo(chromium: Browser, site: Site) -> None:
     page = visit(chromium, site.url).open("/runs/digits/silos")
     page.get_by_role("button", name="Exclude silo-05").click()
@@ -204,6 +235,7 @@ def test_nothing_is_offered_or_said_that_makes_no_sense_for_one_run_or_a_run_tha
     page = visitor.open("/runs/digits-mean/silos")
     expect(page.locator("tbody tr")).to_have_count(10)
     expect(page.get_by_role("button", name="Exclude")).to_have_count(0)
+    expect(page.get_by_role("button", name="Roll back, amend")).to_have_count(0)
     page.context.close()
 
 

@@ -15,6 +15,7 @@ import { useTheme } from "./theme";
 
 export interface Shared {
   session: Session;
+  server: ServerState | null;
   report: (live: LiveState, server: ServerState | null) => void;
 }
 
@@ -53,6 +54,7 @@ function Frame({ session, left }: { session: Session; left: () => void }) {
   const [server, setServer] = useState<ServerState | null>(null);
   const shared: Shared = {
     session,
+    server,
     report: (state, known) => {
       setLive(state);
       if (known) setServer(known);

@@ -114,6 +114,30 @@ export function Command({ text }: { text: string }) {
   );
 }
 
+// A command with a button that copies it. Without HTTPS browsers give no clipboard: then it is selected, ready for Ctrl-C.
+export function Copied({ text, what }: { text: string; what: string }) {
+  const place = useRef<HTMLSpanElement>(null);
+  const [said, say] = useState("Copy");
+  const select = () => {
+    getSelection()?.selectAllChildren(place.current!);
+    say("Press Ctrl-C");
+  };
+  const copy = () => {
+    if (!navigator.clipboard) select();
+    else navigator.clipboard.writeText(text).then(() => say("Copied"), select);
+  };
+  return (
+    <p class="row copied">
+      <span ref={place}>
+        <Command text={text} />
+      </span>
+      <button type="button" onClick={copy} aria-label={`${said}: ${what}`}>
+        {said}
+      </button>
+    </p>
+  );
+}
+
 export function Failure({ error, again }: { error: Error; again?: () => void }) {
   return (
     <div class="empty" role="alert">

@@ -14,7 +14,7 @@ import { SettingsCard } from "../settings-card";
 import { Waterfall } from "../waterfall";
 import { Link } from "../router";
 
-export function RunPage({ name, session, report }: { name: string } & Shared) {
+export function RunPage({ name, session, server, report }: { name: string } & Shared) {
   const { data, error, load } = useRun(name, report);
   if (error && !data) return <Failure error={error} again={load} />;
   if (!data) return <Loading />;
@@ -22,7 +22,7 @@ export function RunPage({ name, session, report }: { name: string } & Shared) {
   const charts = `/runs/${name}/charts`;
   return (
     <>
-      <RunHead run={run} page="run" session={session} />
+      <RunHead run={run} page="run" session={session} server={server} models={detail.models} />
       <Figures detail={{ ...detail, run }} rows={rows} />
       {rows.length === 0 && (
         <Empty title={run.silos_present === 0 ? "No silo has joined yet" : "No round has ended yet"}>

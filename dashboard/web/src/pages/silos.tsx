@@ -12,7 +12,7 @@ import { RunHead } from "../run-head";
 const SOON_SECONDS = 14 * 86400;
 const OVER = ["finished", "stopped"]; // no further roster, so nobody to keep out of it
 
-export function SilosPage({ name, session, report }: { name: string } & Shared) {
+export function SilosPage({ name, session, server, report }: { name: string } & Shared) {
   const { data, error, load } = useRun(name, report);
   const [silos, setSilos] = useState<Silo[] | null>(null);
   const [problem, setProblem] = useState<Error | null>(null);
@@ -32,7 +32,7 @@ export function SilosPage({ name, session, report }: { name: string } & Shared) 
         <Loading />
       ) : (
         <>
-          <RunHead run={data.run} page="silos" session={session} />
+          <RunHead run={data.run} page="silos" session={session} server={server} />
           {data.rows.length === 0 ? (
             <Empty title={silos?.some((silo) => silo.state === "present") ? "No round has ended yet" : "No silo has joined yet"}>
               <p>
