@@ -49,6 +49,10 @@ class Cell:
     dropout: float = 0.0  # the chance that an honest silo proposes and then falls silent
     absence: float = 0.0  # the chance that an honest silo does not even propose
     reshuffle_every: int = 1  # rounds of an epoch, which has its own seats; 1 is the paper, 0: one epoch for all
+    selection: str = "top_k"  # whose values FedREP sends: top_k is the paper's
+    record_epsilon: float = 0.0  # of all rounds together, for one training record; 0: ordinary training
+    record_delta: float = 1e-5
+    clip_norm: float = 1.0  # C: no record's gradient is longer
     evaluations: int = 20  # over the training, evenly
     evaluation_samples: int = 2000
     seed: int = 0
@@ -66,6 +70,8 @@ class Cell:
                 (self.rate <= 0, f"rate is {self.rate}; it must be positive"),
                 (not 0 <= self.dropout < 1, f"dropout is {self.dropout}; it must lie in [0, 1)"),
                 (not 0 <= self.absence < 1, f"absence is {self.absence}; it must lie in [0, 1)"),
+                (self.record_epsilon < 0, f"record_epsilon is {self.record_epsilon}; it is positive, or 0 for ordinary training"),
+                (self.clip_norm <= 0, f"clip_norm is {self.clip_norm}; it must be positive"),
                 (self.rounds < 1 and self.epochs <= 0, "either rounds or epochs must be positive"),
             )
             if wrong

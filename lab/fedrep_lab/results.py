@@ -24,7 +24,20 @@ from fedrep.errors import DecodeError
 from fedrep_lab.cell import Cell, cell_from
 from fedrep_runtime.files import write_atomically
 
-_DECIDING_MODULES = ("adversary", "attendance", "cell", "leaks", "lying_server", "measurements", "models", "silos", "simulation")
+_DECIDING_MODULES = (
+    "adversary",
+    "attendance",
+    "cell",
+    "clipped_sums",
+    "leaks",
+    "lying_server",
+    "measurements",
+    "models",
+    "private_silos",
+    "shards",
+    "silos",
+    "simulation",
+)
 
 
 @dataclass(frozen=True)

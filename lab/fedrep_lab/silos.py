@@ -2,14 +2,13 @@
 
 `StackedSilos` trains all of them in one graph per step (torch.func.vmap over stacked parameters); `LoopedSilos` keeps one
 TorchTrainer each, as the service does, and serves models with batch-norm statistics of their own. Both draw the same
-batches from the same seeds as the service's trainers.
+batches from the same seeds as the service's trainers. `PrivateSilos` train by DP-SGD, where a cell has a record epsilon.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,20 +19,15 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from fedrep.errors import SettingsError
+from fedrep.sparsify import Coordinates
 from fedrep_lab.cell import Cell
 from fedrep_lab.models import model_of
-from fedrep_trainers.batches import ImageBatches, OrderedImages, derived_seed
-from fedrep_trainers.build import shard_indices
-from fedrep_trainers.datasets import DATASETS, ImageDataset
-from fedrep_trainers.devices import choose_device
-from fedrep_trainers.images import Images, Preparation
+from fedrep_lab.private_silos import PrivateSilos
+from fedrep_lab.shards import Matrix, Shards, Vector, load_dataset
+from fedrep_trainers.datasets import ImageDataset
 from fedrep_trainers.schedule import learning_rate
-from fedrep_trainers.settings import TrainerSettings
 from fedrep_trainers.torch_trainer import TorchTrainer
 from fedrep_trainers.trainer import Evaluation
-
-Matrix = NDArray[np.float32]
-Vector = NDArray[np.float32]
 
 
 class Silos(Protocol):
@@ -42,24 +36,14 @@ class Silos(Protocol):
 
     def initial(self) -> Vector: ...
 
-    def updates(self, model: Vector, round_number: int) -> Matrix:
-        """w - w_k of every silo after its local steps, one row each; rows may be infinite or NaN."""
+    def updates(self, model: Vector, round_number: int, coordinates: Coordinates | None = None) -> Matrix:
+        """w - w_k of every silo after its local steps, one row each; rows may be infinite or NaN.
+
+        `coordinates` are those that will be sent, where that is known before training: private silos train no others.
+        """
         ...
 
     def evaluate(self, model: Vector) -> Evaluation: ...
-
-
-@lru_cache(maxsize=2)
-def load_dataset(name: str, data_dir: Path | None) -> ImageDataset:
-    if name not in DATASETS:
-        raise SettingsError(f"There is no data set {name!r}; choose from {', '.join(DATASETS)}.")
-    return DATASETS[name](data_dir, None)
-
-
-def rounds_of(cell: Cell, dataset: ImageDataset) -> int:
-    if cell.epochs <= 0:
-        return cell.rounds
-    return max(1, round(cell.epochs * len(dataset.train) / (cell.m * cell.batch_size * cell.interval)))
 
 
 def build_silos(cell: Cell, data_dir: Path | None, device: str = "cpu", engine: str = "auto") -> Silos:
@@ -68,67 +52,9 @@ def build_silos(cell: Cell, data_dir: Path | None, device: str = "cpu", engine: 
         cell = replace(cell, m=1, f=0, s=1, batch_size=cell.batch_size * cell.m)
     module = model_of(cell, dataset.input_shape, len(dataset.classes))
     if engine == "auto":
-        engine = "loop" if any(True for _ in module.buffers()) else "stack"
-    kinds: dict[str, Callable[..., Silos]] = {"loop": LoopedSilos, "stack": StackedSilos}
+        engine = "private" if cell.record_epsilon else "loop" if any(True for _ in module.buffers()) else "stack"
+    kinds: dict[str, Callable[..., Silos]] = {"loop": LoopedSilos, "stack": StackedSilos, "private": PrivateSilos}
     return kinds[engine](cell, dataset, module, device)
-
-
-def trainer_settings(cell: Cell, dataset: ImageDataset, silo: int, device: str) -> TrainerSettings:
-    rounds = rounds_of(cell, dataset)
-    milestone = max(1, int(cell.decay_after * rounds)) if cell.decay_after < 1 else rounds + 1
-    return TrainerSettings(
-        dataset=cell.dataset,  # type: ignore[arg-type]  # pydantic checks the name
-        split=cell.split,  # type: ignore[arg-type]
-        dirichlet_alpha=cell.dirichlet_alpha,
-        shard_index=silo,
-        shard_count=cell.m,
-        learning_rate=cell.rate,
-        momentum=cell.beta,
-        interval=cell.interval,
-        batch_size=cell.batch_size,
-        schedule="step",
-        milestones=(milestone,),
-        gamma=cell.decay,
-        evaluation_samples=cell.evaluation_samples,
-        device=device,
-        seed=cell.seed,
-    )
-
-
-def silo_images(cell: Cell, dataset: ImageDataset, silo: int) -> Images:
-    """The training images as this silo has them: with the label-flip attack, a Byzantine silo's classes are reversed."""
-    if cell.attack == "labelflip" and silo >= cell.honest:
-        return Images(dataset.train.pixels, len(dataset.classes) - 1 - dataset.train.labels)
-    return dataset.train
-
-
-class Shards:
-    """Everybody's batches, and a trainer that never trains: it holds the initial model and evaluates."""
-
-    def __init__(self, cell: Cell, dataset: ImageDataset, module: nn.Module, device: str) -> None:
-        self.settings = [trainer_settings(cell, dataset, silo, device) for silo in range(cell.m)]
-        self.device = choose_device(device)
-        plain = Preparation(dataset.full_scale, dataset.mean, dataset.std, self.device)
-        varied = replace(plain, augment=self.settings[0].augments)
-        shards = [shard_indices(settings, dataset) for settings in self.settings]
-        self.samples = np.array([shard.size for shard in shards], dtype=np.int64)
-        # Silos of one graph need batches of one size: that of the smallest shard, if it cannot fill a batch.
-        size = min(cell.batch_size, int(self.samples.min()))
-        self.sources = [
-            ImageBatches(silo_images(cell, dataset, silo), shard, varied, size, derived_seed(cell.seed, silo, 3))
-            for silo, shard in enumerate(shards)
-        ]
-        rng = np.random.default_rng([cell.seed, 4])
-        tested = rng.permutation(len(dataset.test))[: cell.evaluation_samples]
-        calibrating = rng.permutation(len(dataset.train))[:1000]
-        self.judge = TorchTrainer(
-            module,
-            train=self.sources[0],
-            evaluation=OrderedImages(dataset.test, tested, plain, 500),
-            calibration=OrderedImages(dataset.train, calibrating, plain, 500),
-            loss=nn.CrossEntropyLoss(),
-            settings=self.settings[0],
-        )
 
 
 class StackedSilos:
@@ -149,7 +75,7 @@ class StackedSilos:
     def evaluate(self, model: Vector) -> Evaluation:
         return self._shards.judge.evaluate(model)
 
-    def updates(self, model: Vector, round_number: int) -> Matrix:
+    def updates(self, model: Vector, round_number: int, coordinates: Coordinates | None = None) -> Matrix:  # noqa: ARG002
         start = torch.from_numpy(np.array(model)).to(self._shards.device)
         stacked = start.expand(self._cell.m, -1).clone()
         rate = learning_rate(self._shards.settings[0], round_number)
@@ -192,7 +118,7 @@ class LoopedSilos:
     def evaluate(self, model: Vector) -> Evaluation:
         return self._shards.judge.evaluate(model)
 
-    def updates(self, model: Vector, round_number: int) -> Matrix:
+    def updates(self, model: Vector, round_number: int, coordinates: Coordinates | None = None) -> Matrix:  # noqa: ARG002
         return np.stack([model - trainer.train(model, round_number).model for trainer in self._trainers])
 
 

@@ -16,8 +16,9 @@ from fedrep.errors import FedrepError, NonFiniteError, SettingsError
 from fedrep_lab.adversary import Adversary
 from fedrep_lab.cell import Cell
 from fedrep_lab.methods import METHODS
-from fedrep_lab.methods.interface import ATTACK, Matrix, Setting, Step
-from fedrep_lab.silos import Silos, Vector, build_silos, load_dataset, rounds_of
+from fedrep_lab.methods.interface import ATTACK, ChoosesAhead, Matrix, Setting, Step
+from fedrep_lab.shards import Vector, load_dataset, rounds_of
+from fedrep_lab.silos import Silos, build_silos
 
 Progress = Callable[[int, int], None]
 
@@ -77,7 +78,7 @@ class Training:
     def advance(self, number: int) -> bool:
         """One round; False if training has left the finite numbers, which ends it."""
         try:
-            updates = self._silos.updates(self.model, number) if self._unsent is None else self._unsent
+            updates = self._trained(number) if self._unsent is None else self._unsent
             if not np.isfinite(updates).all():
                 raise NonFiniteError("a silo's update is not finite")
             self._lengths += float(np.linalg.norm(updates[0]))
@@ -93,6 +94,10 @@ class Training:
         self.model = model
         self._count(step)
         return True
+
+    def _trained(self, number: int) -> Matrix:
+        ahead = self.method.ahead(number, self.model) if isinstance(self.method, ChoosesAhead) else None
+        return self._silos.updates(self.model, number, ahead)
 
     def metrics(self) -> dict[str, Any]:
         rounds = max(1, self._rounds)

@@ -22,7 +22,8 @@ from fedrep_lab.cell import Cell
 from fedrep_lab.methods import ring
 from fedrep_lab.methods.fedrep import FedREP
 from fedrep_lab.methods.interface import DROP, ORDER, PROPOSE, ROUND_UP, Matrix, Seating, Setting, Step
-from fedrep_lab.silos import build_silos, load_dataset, trainer_settings
+from fedrep_lab.shards import load_dataset, trainer_settings
+from fedrep_lab.silos import build_silos
 from fedrep_lab.simulation import Training
 from fedrep_runtime.run_config import AggregatorConfig
 from fedrep_trainers.build import image_trainer

@@ -14,7 +14,8 @@ from fedrep_lab.methods import METHODS, Step
 from fedrep_lab.methods.fedrep import FedREP
 from fedrep_lab.methods.interface import Matrix, Method, Setting, Vector, buffer_groups
 from fedrep_lab.methods.ring import Ring
-from fedrep_lab.silos import LoopedSilos, StackedSilos, build_silos, load_dataset, silo_images
+from fedrep_lab.shards import load_dataset, silo_images
+from fedrep_lab.silos import LoopedSilos, StackedSilos, build_silos
 from fedrep_lab.simulation import Training
 
 TINY = Cell(
@@ -106,9 +107,9 @@ def test_after_a_skipped_round_nobody_trains_and_the_same_coordinates_are_propos
     trained: list[int] = []
     train = silos.updates
 
-    def noting(model: Vector, number: int) -> Matrix:
+    def noting(model: Vector, number: int, ahead: Coordinates | None) -> Matrix:
         trained.append(number)
-        return train(model, number)
+        return train(model, number, ahead)
 
     monkeypatch.setattr(silos, "updates", noting)
     training = Training(cell, silos)

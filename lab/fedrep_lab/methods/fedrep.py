@@ -2,6 +2,7 @@
 
 In real numbers, or in the ring and with the clip range of the service; with silos that do not propose, or propose and then
 fall silent, as version 2 of the protocol treats them. Nobody lies here about what became of a silo's values: each one knows.
+Coordinates are proposed from the largest entries of g, as in the paper, or of a slow mean of the updates, or they are public.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ from fedrep_lab.methods.interface import (
     rule_of,
 )
 from fedrep_lab.methods.ring import Ring
+from fedrep_lab.methods.selection import PROPOSED, PublicCoordinates
+
+_SLOWLY = 0.97  # the decay of the mean by which the selection `momentum` ranks
 
 # Where a silo's values lay decides what proves their fate. Here all fates are known, and nothing is proven.
 _NOWHERE = Place(RunHash(b""), 0, SiloName(""), 0, b"", 0, 0, 0, {})
@@ -55,11 +59,19 @@ class FedREP:
         self.memory: Matrix = np.zeros((cell.m, setting.parameters), dtype=np.float32)
         self._ring = Ring(setting) if cell.ring_bits else None
         self._least = default_min_survivors(cell.s, default_colluders(cell.s))
+        self._public = None if cell.selection in PROPOSED else PublicCoordinates(setting)
+        self._slow: Matrix | None = np.zeros_like(self.memory) if cell.selection == "momentum" else None
+        self._forgets = self._public is not None or not cell.method_settings.get("memory", True)
         self._again: dict[int, Coordinates] = {}  # what was proposed in rounds that were skipped
+
+    def ahead(self, round_number: int, model: Vector) -> Coordinates | None:
+        return None if self._public is None else self._public.choose(round_number, model)
 
     def step(self, updates: Matrix, round_number: int) -> Step:
         setting, cell = self._setting, self._setting.cell
         g = self.memory + updates
+        if self._slow is not None:
+            self._slow += (1.0 - _SLOWLY) * (updates - self._slow)
         turnout = self._turnout(round_number)
         agreed = self._consensus(g, turnout.proposed, round_number)
         wanted = np.ascontiguousarray(g[:, agreed])
@@ -82,15 +94,20 @@ class FedREP:
             self._ring.after_round(g, self.k, turnout.proposed)
         for silo in np.concatenate(turnout.groups):  # the others' u is what it was before this training (N1)
             self.memory[silo] = after_opening(self.memory[silo], g[silo], agreed, sent[silo], clip_range)
+        if self._forgets:
+            self.memory[:] = 0.0
         return Step(result.vector, agreed, agreed.size, agreed.size, kept, result.notes, self._measures(turnout))
 
     def _consensus(self, g: Matrix, proposed: NDArray[np.bool_], round_number: int) -> Coordinates:
         setting, cell = self._setting, self._setting.cell
+        if self._public is not None:
+            return self._public.agreed
         if self.k == setting.parameters:
             return np.arange(setting.parameters, dtype=np.int64)
+        ranked = g if self._slow is None else self._slow
         for silo in np.flatnonzero(proposed).tolist():
             if silo not in self._again:  # the same g: the same proposal
-                own = propose(g[silo], self.k, cell.alpha, setting.rng(PROPOSE, silo, round_number))
+                own = propose(ranked[silo], self.k, cell.alpha, setting.rng(PROPOSE, silo, round_number))
                 self._again[silo] = setting.adversary.coordinates(silo, g, self.k, own)
         return union([self._again[silo] for silo in np.flatnonzero(proposed).tolist()])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +61,13 @@ class Method(Protocol):
     def step(self, updates: Matrix, round_number: int) -> Step:
         """`updates` may be changed in place, unless the round is skipped; rounds count from 1."""
         ...
+
+
+@runtime_checkable
+class ChoosesAhead(Protocol):
+    """A method whose coordinates may be known before anybody trains; None where they are not."""
+
+    def ahead(self, round_number: int, model: Vector) -> Coordinates | None: ...
 
 
 def rule_of(cell: Cell) -> ConfiguredRule:
