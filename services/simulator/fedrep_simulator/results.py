@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,6 +61,7 @@ class SimulationResult:
         axes.set_xlabel("round")
         axes.set_ylabel(figure)
         axes.legend()
+        _show_in_notebooks()
         return drawn
 
     def _repr_html_(self) -> str:
@@ -67,6 +69,15 @@ class SimulationResult:
         shown = ("accuracy", "central_accuracy", "rounds_applied", "rounds_skipped", "bytes_up_per_silo", "epsilon_total")
         cells = "".join(f"<tr><td>{name}</td><td>{self.summary.get(name)}</td></tr>" for name in shown)
         return f"<table>{cells}</table>"
+
+
+def _show_in_notebooks() -> None:
+    """Without pyplot a notebook does not know how to draw a figure."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if shell is not None:
+        from IPython.core.pylabtools import select_figure_formats
+
+        select_figure_formats(shell, {"png"})  # type: ignore[no-untyped-call]
 
 
 def last(rows: list[Row], figure: str) -> Any:

@@ -1,0 +1,64 @@
+"""`fedrep.simulate` as people use it from Python."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import fedrep
+from fedrep_simulator import SimulationResult
+from fedrep_trainers import TorchTrainer, TrainerSettings
+from fedrep_trainers.build import build_trainer
+from tests.simulator.problem import RUN, build
+
+
+@pytest.fixture(scope="module")
+def result() -> SimulationResult:
+    return fedrep.simulate(build, silos=8, byzantine=2, attack="alie", run={**RUN, "byzantine_count": 1}, rounds=5, compare=True)
+
+
+def test_the_library_alone_loads_nothing_of_the_simulator() -> None:
+    code = "import sys, fedrep; assert fedrep.__version__; print([m for m in sys.modules if m.startswith('fedrep_')])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_history_is_flat_and_has_a_row_for_every_round(result: SimulationResult) -> None:
+    assert [row["round"] for row in result.history] == [1, 2, 3, 4, 5]
+    assert {type(value) for row in result.history for value in row.values()} <= {int, float, str, type(None)}
+    assert result.accuracy == result.history[-1]["accuracy"]
+    assert "z = " in result.summary["notes"][0] or result.summary["notes"] == []
+
+
+def test_the_plot_has_a_line_for_each_rule_and_one_for_the_central_model(result: SimulationResult, tmp_path: Path) -> None:
+    figure = result.plot("loss")
+    (axes,) = figure.axes
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["geometric_median", "mean", "all data in one place"]  # type: ignore[union-attr]
+    figure.savefig(tmp_path / "plot.png")
+
+
+def test_a_frame_needs_pandas_and_says_so(result: SimulationResult, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(fedrep.errors.SettingsError, match="pip install pandas"):
+        result.frame()
+
+
+def test_the_model_of_a_torch_trainer_is_a_state_dict_that_its_module_takes(tmp_path: Path) -> None:
+    def digits(settings: TrainerSettings) -> TorchTrainer:
+        made = build_trainer(settings)
+        assert isinstance(made, TorchTrainer)
+        return made
+
+    settings = {"model": "logistic", "threads": 1}
+    ended = fedrep.simulate(digits, silos=4, rounds=2, settings=settings, fast=True, central=False, out=tmp_path)
+    assert all(isinstance(tensor, torch.Tensor) for tensor in ended.model.values())
+    module = digits(TrainerSettings(**settings))._module  # type: ignore[arg-type]
+    module.load_state_dict(ended.model)
+    from safetensors.torch import load_file
+
+    kept = load_file(tmp_path / "model.safetensors")
+    assert all(np.array_equal(kept[name], tensor) for name, tensor in ended.model.items())
