@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fedrep.errors import SettingsError
+from fedrep.sparsify import Coordinates
 from fedrep_lab.adversary import Adversary
 from fedrep_lab.cell import Cell
 from fedrep_lab.methods import METHODS, Step

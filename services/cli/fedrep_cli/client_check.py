@@ -148,7 +148,7 @@ def _model(run: RunManifest, trainer: Trainer) -> Row:
 
 def _policy(settings: SiloSettings, run: RunManifest, name: str) -> Row:
     try:
-        check_run(run, settings.policy.rules(None), name)
+        check_run(run, settings.policy.rules(None), name, settings.promise)
         Drill.of(settings.drill).check(run)
     except FedrepError as error:
         return row("policy", Outcome.FAILED, str(error), "Change [policy], or talk to the admins of the run.")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedrep.errors import FedrepError, SaidByPeer
-from fedrep.protocol.manifests import RecordPromise, SiloName
+from fedrep.protocol.manifests import SiloName
 from fedrep.protocol.model_state import ModelState
 from fedrep.protocol.silo_effects import (
     Answered,
@@ -90,7 +90,7 @@ class SiloDaemon:
             Drill.of(settings.drill),
             self._ledgers,
             Randomness(secrets.token_bytes, lambda: np.random.default_rng(secrets.randbits(256))),
-            promise=RecordPromise(privacy.epsilon, privacy.delta) if privacy is not None else None,
+            promise=settings.promise,
             public_start=trainer.initial() if privacy is not None and privacy.coordinates == "public" else None,
         )
         conduct = Conduct(settings.run, settings.training_failures, settings.give_up_after)
