@@ -21,7 +21,7 @@ from fedrep.protocol.model_state import ModelState
 from fedrep.protocol.silo_effects import Train, Trained, TrainingFailed, TrainingRefused
 from fedrep.protocol.silo_state import Journal
 from fedrep.record_privacy import Stated, TrainingPrivacy
-from fedrep_cli.client_check import _records
+from fedrep_cli.client_check import _policy, _records
 from fedrep_silo.audit import Audit
 from fedrep_silo.config import SiloSettings, load_silo_settings
 from fedrep_silo.record_books import RecordBooks
@@ -280,8 +280,35 @@ def test_privacy_lets_no_sample_count_leave(federation: Federation, tmp_path: Pa
         private, plain = seen[0], seen[3]
         assert not private.HasField("samples")
         assert plain.HasField("samples")
+        assert (private.record_epsilon, private.record_delta, private.record_budget) == (pytest.approx(0.4), 1e-6, 5.0)
+        assert not private.record_none
+        assert plain.record_none
+        assert not plain.HasField("record_epsilon")
 
     serve(federation, scenario, "record-report")
+
+
+def test_a_run_that_asks_for_a_promise_is_joined_by_silos_with_a_budget_and_by_no_others(
+    federation: Federation, tmp_path: Path
+) -> None:
+    async def scenario(federation: Federation, run: str) -> None:
+        await federation.create_run(run, rounds=1, quorum=3, record_epsilon_at_most=1.0, delta_at_most=1e-5)
+        private = [federation.daemon(n, run, StatingTrainer(n), privacy=PRIVACY, ledger=tmp_path / str(n)) for n in range(3)]
+        careless = federation.daemon(3, run)
+        ended = await finish_in_step(*private, careless)
+        assert ended[:3] == [None] * 3
+        assert "this silo has no budget for records" in str(ended[3])
+
+    serve(federation, scenario, "record-promise")
+
+
+def test_check_says_whether_the_budget_meets_what_the_run_asks_for(tmp_path: Path) -> None:
+    run = replace(CoreFederation.of(5).run, record_epsilon_at_most=1.0, delta_at_most=1e-5)
+    assert _policy(SiloSettings(privacy=PRIVACY, ledger=tmp_path), run, "silo-00")["outcome"] == "ok"
+    for privacy in (None, PrivacySettings(epsilon=1.1, delta=1e-5)):
+        found = _policy(SiloSettings(privacy=privacy, ledger=tmp_path), run, "silo-00")
+        assert found["outcome"] == "failed"
+        assert "at most epsilon 1.0 at delta 1e-05" in found["text"]
 
 
 def test_check_says_how_long_the_budget_lasts_and_charges_nothing(tmp_path: Path) -> None:

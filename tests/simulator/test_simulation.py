@@ -14,6 +14,7 @@ from fedrep.attacks import alie_z
 from fedrep.errors import FedrepError, SettingsError
 from fedrep.protocol.manifests import SiloName
 from fedrep.protocol.model_state import model_hash
+from fedrep.record_privacy import Stated, TrainingPrivacy
 from fedrep_runtime.observer_client import ObserverClient
 from fedrep_runtime.run_config import RunConfig, sign_run
 from fedrep_silo.config import DrillSettings, PolicySettings
@@ -25,12 +26,22 @@ from fedrep_simulator.seeds import SiloDice, seed_bytes
 from fedrep_simulator.terms import Wishes
 from fedrep_trainers.build import build_trainer
 from fedrep_trainers.layout import Vector
-from fedrep_trainers.settings import TrainerSettings
+from fedrep_trainers.settings import PrivacySettings, TrainerSettings
+from fedrep_trainers.trainer import Allowance
 from tests.harness.federation import Federation, StubTrainer
 from tests.harness.processes import run_scenario
 from tests.simulator.problem import RUN, build
 
 ROUNDS = 6
+
+
+class StatingTrainer(StubTrainer):
+    def privacy(self, allowance: Allowance | None) -> TrainingPrivacy | None:  # noqa: ARG002 - the protocol's
+        return Stated(0.1)
+
+
+def stating(settings: TrainerSettings) -> StatingTrainer:
+    return StatingTrainer(settings.shard_index)
 
 
 def played(**options: Any) -> SimulationResult:
@@ -195,6 +206,17 @@ def test_the_silos_policy_counts_in_a_simulation(fast: bool) -> None:
     terms = Wishes(rounds=5, fast=fast).terms(RunConfig(**RUN), TrainerSettings(), PolicySettings(epsilon_budget=12.0))
     with pytest.raises(FedrepError, match=r"0 silos are left, and a round needs \d+\. silo-0: .*budget"):
         run_simulation(terms, build, central=False)
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_a_run_that_asks_for_a_promise_is_played_by_silos_with_a_budget_and_by_no_others(fast: bool) -> None:
+    run = RunConfig(**RUN, record_epsilon_at_most=8.0, delta_at_most=1e-5)
+    terms = Wishes(rounds=2, fast=fast).terms(run, TrainerSettings())
+    with pytest.raises(FedrepError, match="this silo has no budget for records"):
+        run_simulation(terms, build, central=False)
+    promising = replace(terms, trainer=TrainerSettings(privacy=PrivacySettings(epsilon=8.0, delta=1e-5)))
+    result = run_simulation(promising, stating, central=False)
+    assert [row["outcome"] for row in result.history] == ["applied"] * 2
 
 
 @pytest.mark.slow

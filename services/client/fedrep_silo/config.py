@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from fedrep.protocol.manifests import RecordPromise
 from fedrep.protocol.silo_rules import Policy
 from fedrep_identity.roster import load_pinned_roster
 from fedrep_runtime.settings import load_settings
@@ -110,11 +109,6 @@ class SiloSettings(Section):
     privacy: PrivacySettings | None = Field(default=None, description="what training may cost the records; absent: no guarantee")
     policy: PolicySettings = PolicySettings()
     drill: DrillSettings = DrillSettings()
-
-    @property
-    def promise(self) -> RecordPromise | None:
-        """What this silo can promise about its training records: its budget."""
-        return RecordPromise(self.privacy.epsilon, self.privacy.delta) if self.privacy is not None else None
 
     @model_validator(mode="after")
     def _nothing_else_leaves(self) -> SiloSettings:

@@ -90,7 +90,7 @@ class SiloDaemon:
             Drill.of(settings.drill),
             self._ledgers,
             Randomness(secrets.token_bytes, lambda: np.random.default_rng(secrets.randbits(256))),
-            promise=settings.promise,
+            promise=self.books.promise,
             public_start=trainer.initial() if privacy is not None and privacy.coordinates == "public" else None,
         )
         conduct = Conduct(settings.run, settings.training_failures, settings.give_up_after)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedrep.errors import InvalidInputError, RefusedError, SettingsError
+from fedrep.protocol.manifests import RecordPromise
 from fedrep.record_privacy import Budget, RecordLedger, TrainingPrivacy
 from fedrep_runtime.files import taking_turns, write_atomically
 from fedrep_trainers.settings import PrivacySettings
@@ -51,6 +52,11 @@ class RecordBooks:
     @property
     def budget(self) -> Budget | None:
         return self._settings.budget if self._settings is not None else None
+
+    @property
+    def promise(self) -> RecordPromise | None:
+        """What this silo can promise in a run that asks for it: what its books hold it to."""
+        return RecordPromise(self.budget.epsilon, self.budget.delta) if self.budget is not None else None
 
     def check(self, trainer: Trainer) -> None:
         """Before anything is trained: a budget needs a trainer that says what it costs, and books that are whole."""

@@ -37,7 +37,7 @@ from fedrep.wire.v1 import federation_pb2 as pb
 from fedrep_silo.config import SiloSettings
 from fedrep_silo.connection import REMINDER_SECONDS, Connection
 from fedrep_silo.ledgers import LedgerFolder
-from fedrep_silo.record_books import RecordBooks
+from fedrep_silo.record_books import RecordBooks, Standing
 from fedrep_silo.state import StateFolder, spent_epsilon
 from fedrep_silo.training import Training, in_thread
 
@@ -146,6 +146,7 @@ class Reports:
         )
         if self._settings.report != "none":
             self._add_counts(request, spent)
+            _add_records(request, records)
         if self._settings.report == "all":
             await self._add_figures(request, state.model, update)
         if self._settings.report != "none" or self._settings.drill.attack:
@@ -212,6 +213,16 @@ class Reports:
             await self._connection.report(request)
         except FedrepError as error:
             log.debug("report_refused", why=str(error))
+
+
+def _add_records(request: pb.ReportMetricsRequest, standing: Standing) -> None:
+    """What training has cost this data set's records; "none" is said, since silence means that the operator reports nothing."""
+    if standing.epsilon is None:
+        request.record_none = True
+        return
+    request.record_epsilon, request.record_delta = standing.epsilon, standing.delta
+    if standing.budget is not None:
+        request.record_budget = standing.budget
 
 
 def _coarse(figure: float) -> float:

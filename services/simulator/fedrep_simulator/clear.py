@@ -123,7 +123,7 @@ class ClearSilo:
 
 class ClearPlay:
     def __init__(self, scene: Scene, standing: Standing, engine: Engine, traffic: TrafficBook) -> None:
-        check_run(scene.run, scene.policy, scene.run.silos[0])
+        check_run(scene.run, scene.policy, scene.run.silos[0], scene.promise)
         self.traffic = traffic
         self._scene = scene
         self._engine = engine

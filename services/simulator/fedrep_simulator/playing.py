@@ -13,7 +13,7 @@ from typing import Protocol
 from fedrep.errors import FedrepError
 from fedrep.privacy import Ledger
 from fedrep.protocol.goals import Goals, Totals
-from fedrep.protocol.manifests import RunManifest, SiloName
+from fedrep.protocol.manifests import RecordPromise, RunManifest, SiloName
 from fedrep.protocol.round_closing import ClosedRound
 from fedrep.protocol.run_progress import RunProgress
 from fedrep.protocol.silo_effects import Trained, TrainingFailed
@@ -38,6 +38,7 @@ class Scene:
     policy: Policy
     coalition: Coalition
     seed: int
+    promise: RecordPromise | None = None
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,9 @@ class SecurePlay:
         signed = sign_run(scene.run, "admin", admin.credentials.chain, admin.signing_key)
         self.server = SimulatedServer(signed, people, standing.progress, scene.goals, scene.seed, written)
         self._silos = {
-            name: SimulatedSilo(name, scene.run.name, people, scene.policy, scene.coalition.drill(name), scene.seed, state)
+            name: SimulatedSilo(
+                name, scene.run.name, people, scene.policy, scene.coalition.drill(name), scene.seed, state, scene.promise
+            )
             for name, state in standing.silos.items()
         }
         self._trained: dict[SiloName, Result] = {}

@@ -163,7 +163,7 @@ class SimulatedServer:
     def _join(self, silo: SiloName, request: Join) -> JoinedAnswer:
         machine, person = self.machine, self.people.silos[silo]
         if request.session_key:
-            entry = RosterEntry(silo, person.fingerprint, request.session_key, request.signature)
+            entry = RosterEntry(silo, person.fingerprint, request.session_key, request.signature, request.promise)
             key = person.signing_key.verify_key
             check_session_key(entry, machine.rules.digest(), key)
             self.tell(Joined(entry, key))

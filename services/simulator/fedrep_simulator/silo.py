@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedrep.privacy import Ledger
-from fedrep.protocol.manifests import SiloName
+from fedrep.protocol.manifests import RecordPromise, SiloName
 from fedrep.protocol.silo_effects import (
     Answered,
     Ask,
@@ -47,7 +47,15 @@ class SimulatedSilo:
     """Effects are carried out at once, but for `train`, which waits for whoever trains. `between` is the state after a round."""
 
     def __init__(
-        self, name: SiloName, run_name: str, people: People, policy: Policy, drill: Drill, seed: int, state: SiloState
+        self,
+        name: SiloName,
+        run_name: str,
+        people: People,
+        policy: Policy,
+        drill: Drill,
+        seed: int,
+        state: SiloState,
+        promise: RecordPromise | None = None,
     ) -> None:
         self.name = name
         self.train: Train | None = None
@@ -58,7 +66,7 @@ class SimulatedSilo:
         self._polled: tuple[int, bool] | None = None
         dice = SiloDice(seed, name, lambda: self.machine.part.manifest.round if self.machine.part is not None else 0)
         key = people.silos[name].signing_key
-        own = SiloIdentity(name, lambda: key, people.trust, policy, drill, OneRun(), dice.randomness())
+        own = SiloIdentity(name, lambda: key, people.trust, policy, drill, OneRun(), dice.randomness(), promise)
         self.machine = SiloMachine(own, Conduct(run_name), state)
 
     @property

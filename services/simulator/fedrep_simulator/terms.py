@@ -14,7 +14,7 @@ from typing import Any
 
 from fedrep.errors import SettingsError
 from fedrep.protocol.goals import Goals
-from fedrep.protocol.manifests import RunManifest
+from fedrep.protocol.manifests import RecordPromise, RunManifest
 from fedrep.protocol.model_state import model_hash
 from fedrep.protocol.preflight import preflight
 from fedrep_runtime.run_config import AggregatorConfig, RunConfig
@@ -66,13 +66,14 @@ class Terms:
             raise SettingsError("the run cannot work: " + "; ".join(problems), reason="PREFLIGHT")
         attackers = manifest.silos[len(manifest.silos) - self.byzantine :]
         policy = self.policy.model_copy(update={**NOT_SIMULATED, **({"allow_drills": True} if attackers else {})})
-        stop = self.run.stop
+        stop, budget = self.run.stop, self.trainer.privacy
         return Scene(
             manifest,
             Goals(manifest.rounds, stop.target_accuracy, stop.epsilon_budget),
             policy.rules(bytes.fromhex(layout.digest)),
             Coalition(self.attack, attackers, manifest, self.seed),
             self.seed,
+            RecordPromise(budget.epsilon, budget.delta) if budget is not None else None,
         )
 
     def _manifest(self, layout: ModelLayout, initial: Vector) -> RunManifest:
