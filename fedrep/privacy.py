@@ -14,7 +14,7 @@ import math
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from decimal import ROUND_CEILING, Decimal
+from decimal import ROUND_CEILING, Context, Decimal
 from functools import lru_cache
 from typing import Any, Final
 
@@ -28,6 +28,7 @@ COVERS: Final = (
     "neither a training record, nor the opened sums, which can undo the obfuscation"
 )
 TOO_LARGE_TO_MEAN_MUCH: Final = 10.0
+LONGEST_NUMBER: Final = 400  # digits: any number that a peer may claim can be shown
 
 
 def coordinate_epsilon(d: int, k: int, alpha: float) -> float | None:
@@ -109,7 +110,7 @@ def shown(epsilon: float | None, digits: int = 3) -> str:
     """Epsilon for a person: rounded up, because a privacy loss shown too small is a false promise."""
     if epsilon is None:
         return "none"
-    return str(Decimal(epsilon).quantize(Decimal(1).scaleb(-digits), rounding=ROUND_CEILING))
+    return str(Decimal(epsilon).quantize(Decimal(1).scaleb(-digits), ROUND_CEILING, Context(prec=LONGEST_NUMBER)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from fedrep_runtime.run_config import StopConfig
 from fedrep_server.operations import alerts
 from fedrep_server.operations.telemetry import Telemetry
 from tests.harness.live_server import (
+    SILOS,
     STEP,
     LiveServer,
     joined,
@@ -91,6 +92,49 @@ def test_alerts_are_events_and_reach_the_webhook_once(
         assert "silo-d does not answer: the certificate it last came with expired on" in missing["text"]
         events = [s.event for s in live.running.coordinator.store.events("watched", 0, 1000) if s.event.severity == "alert"]
         assert {event.kind for event in events} == set(found)
+
+
+def test_a_silo_that_says_it_is_above_the_runs_limit_raises_an_alert_and_is_in_the_metrics(
+    people: People, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alerts, "CHECK_SECONDS", 0.05)
+    with LiveServer(people, tmp_path, metrics_port=0) as live:
+        live.create_run("limited", record_epsilon_at_most=8.0, delta_at_most=1e-5)
+        silos = [live.silo(name) for name in SILOS]
+        for silo in silos:
+            silo.promise = (8.0, 1e-5)
+            silo.fetch_model(silo.join("limited").model_version)
+        play_round(silos, wait_for_round(live, "limited"), STEP)
+        told: list[dict[str, Any]] = [
+            {"record_epsilon": 8.00001, "record_delta": 1e-5, "record_budget": 9.0},
+            {"record_epsilon": 1.0, "record_delta": 7.0},
+            {"record_none": True},
+            {"record_epsilon": 8.0, "record_delta": 1e-5},
+        ]
+        for silo, figures in zip(silos, told, strict=True):
+            silo.stub.ReportMetrics(pb.ReportMetricsRequest(run=silo.run, round=1, **figures))
+        store = live.running.coordinator.store
+
+        def raised() -> dict[str, str]:
+            found = [stored.event for stored in store.events("limited", 0, 1000) if stored.event.kind == "record_limit"]
+            return {event.silo: event.text for event in found if event.severity == "alert"}
+
+        wait_until(lambda: len(raised()) == 3)
+        alerted = raised()
+        text = urllib.request.urlopen(f"http://127.0.0.1:{live.running.metrics_port}/metrics").read().decode()
+    assert set(alerted) == set(SILOS[:3])
+    assert alerted["silo-a"] == (
+        "silo-a says that epsilon 8.001 at delta 1e-05 is spent on its training records; "
+        "the run allows epsilon 8.0 at delta 1e-05"
+    )
+    assert "there is no guarantee for its training records" in alerted["silo-c"]
+    for line in (
+        'fedrep_record_epsilon{run="limited",silo="silo-a"} 8.00001',
+        'fedrep_record_epsilon{run="limited",silo="silo-c"} +Inf',
+        'fedrep_record_budget{run="limited",silo="silo-a"} 9.0',
+        'fedrep_record_epsilon_at_most{run="limited"} 8.0',
+    ):
+        assert line in text, text
 
 
 def test_probes_metrics_and_reflection_tell_what_they_should(people: People, tmp_path: Path) -> None:

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from fedrep.wire.v1 import federation_pb2 as pb
 from fedrep_cli.main import main
 from fedrep_identity.certificates import Role
 from tests.harness.live_server import PARAMETERS, SILOS, STEP, LiveServer, joined, wait_for_round
-from tests.harness.mini_silo import play_round
+from tests.harness.mini_silo import SECONDS, play_round
 
 Fedrep = Callable[..., tuple[int, Any, str]]
 
@@ -70,6 +71,31 @@ def test_a_run_from_its_file_to_its_exported_model(server: LiveServer, fedrep: F
         code, text, _ = fedrep(*arguments, as_json=False)
         assert code == 0
         assert "commands" in text
+
+
+def test_show_tells_what_each_silo_says_about_its_records_and_what_that_covers(
+    server: LiveServer, fedrep: Fedrep, tmp_path: Path
+) -> None:
+    limits = {"record_epsilon_at_most": "8.0", "delta_at_most": "1e-5"}
+    assert fedrep(*write_run(tmp_path, "half", record_epsilon_at_most="8.0"))[0] == 1
+    assert fedrep(*write_run(tmp_path, "records", **limits))[0] == 0
+    silos = [server.silo(name) for name in SILOS]
+    for silo in silos:
+        silo.promise = (8.0, 1e-5)
+        silo.fetch_model(silo.join("records").model_version)
+    play_round(silos, wait_for_round(server, "records"), STEP)
+    first, second, *_ = silos
+    figures: dict[str, Any] = {"record_epsilon": 2.00001, "record_delta": 1e-5, "record_budget": 8.0}
+    first.stub.ReportMetrics(pb.ReportMetricsRequest(run=first.run, round=1, **figures), timeout=SECONDS)
+    second.stub.ReportMetrics(pb.ReportMetricsRequest(run=second.run, round=1, record_none=True), timeout=SECONDS)
+    _, answer, _ = fedrep("show", "records")
+    assert answer["summary"]["records"] == {"epsilon": 2.00001, "delta": 1e-5, "reporting": 1, "without": 1}
+    assert answer["manifest"]["manifest"]["record_epsilon_at_most"] == 8.0
+    assert answer["silos"][0].items() >= figures.items()
+    _, text, _ = fedrep("show", "records", as_json=False)
+    text = " ".join(text.replace("│", " ").split())
+    for part in ("2.001", "not reported", "none", "one training record", "which coordinates a silo proposed"):
+        assert part in text, text
 
 
 def test_creating_a_run_shows_what_fedrep_plan_shows(

@@ -17,6 +17,7 @@ from fedrep_server.store import (
     LedgerEntry,
     NewEvent,
     NewModel,
+    RecordFigures,
     Retention,
     SqlStore,
     StoredUpdate,
@@ -236,6 +237,48 @@ def test_a_runs_epsilon_is_the_largest_of_what_was_counted_and_what_silos_say(st
     started.add_metrics("run", 3, "a", "silo", {"epsilon_total": float("inf")})
     assert started.summary("run").epsilon_total == 6.0
     assert started.summary("run").epsilon_counted == 1.5
+
+
+def test_what_silos_say_about_their_records_is_kept_for_each_silo_and_round_and_never_summed(started: SqlStore) -> None:
+    for number in (1, 2):
+        started.commit_round(a_commit(number))
+    assert started.summary("run").records == RecordFigures()
+    first = {"record_epsilon": 1.5, "record_delta": 1e-5, "record_budget": 8.0}
+    started.add_metrics("run", 1, "a", "silo", first)
+    started.add_metrics("run", 2, "a", "silo", {**first, "record_epsilon": 2.5})
+    started.add_metrics("run", 1, "b", "silo", {"record_none": True})
+    started.add_metrics("run", 1, "c", "silo", {"accuracy": 0.5})
+    rows = {row.name: row for row in started.silo_rows("run")}
+    assert (rows["a"].record_epsilon, rows["a"].record_delta, rows["a"].record_budget) == (2.5, 1e-5, 8.0)
+    assert (rows["b"].record_epsilon, rows["b"].record_none) == (None, True)
+    assert (rows["c"].record_epsilon, rows["c"].record_none) == (None, False)
+    assert [dict(view.records) for view in started.rounds("run", 0, 10)] == [{"a": 1.5, "b": None}, {"a": 2.5}]
+    figures = started.summary("run")
+    assert figures.records == RecordFigures(2.5, 1e-5, reporting=1, without=1)
+    assert figures.epsilon_total == 3.0, "of the coordinates, which is another statement"
+
+
+def test_a_records_epsilon_never_falls_at_one_delta_and_is_another_figure_at_another(started: SqlStore) -> None:
+    def told(number: int, **figures: float | bool) -> tuple[float | None, float | None, bool]:
+        started.add_metrics("run", number, "a", "silo", figures)
+        (row,) = started.silo_rows("run")
+        return row.record_epsilon, row.record_delta, row.record_none
+
+    assert told(3, record_epsilon=2.0, record_delta=1e-5) == (2.0, 1e-5, False)
+    assert told(4, record_epsilon=1.0, record_delta=1e-5) == (2.0, 1e-5, False)
+    assert told(1, record_epsilon=3.0, record_delta=1e-5) == (3.0, 1e-5, False), "told late, and no less true"
+    assert told(2, record_epsilon=9.0, record_delta=1e-3) == (3.0, 1e-5, False), "told late, at a delta of before"
+    assert told(5, record_epsilon=2.5, record_delta=1e-4) == (2.5, 1e-4, False)
+    assert told(6, record_epsilon=float("nan"), record_delta=1e-4) == (2.5, 1e-4, False)
+    assert told(7, record_none=True)[2]
+    assert told(8, record_epsilon=0.1, record_delta=1e-4) == (None, 1e-4, True), "once trained without guarantee, always"
+
+
+def test_an_evaluators_word_about_records_counts_for_nobody(started: SqlStore) -> None:
+    started.commit_round(a_commit(1))
+    started.add_metrics("run", 1, "judge", "evaluator", {"record_epsilon": 9.0, "record_none": True})
+    assert started.summary("run").records == RecordFigures()
+    assert started.rounds("run", 0, 10)[0].records == {}
 
 
 def test_no_flood_of_other_lines_pushes_an_alert_out(url: str) -> None:

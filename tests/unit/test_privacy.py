@@ -188,6 +188,7 @@ def test_shown_epsilon_is_rounded_up_and_never_down() -> None:
     assert shown(9.539) in ("9.539", "9.540")
     assert shown(1e-9) == "0.001"
     assert shown(0.0) == "0.000"
+    assert Fraction(shown(1.7e308)) == Fraction(1.7e308), "whatever a silo claims"
 
 
 @settings(deadline=None)

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RunSummary(_message.Message):
-    __slots__ = ("name", "run", "state", "state_reason", "created_at", "round", "rounds_planned", "rounds_applied", "rounds_skipped", "model_version", "accuracy", "loss", "bytes_up", "bytes_down", "epsilon_total", "epsilon_budget", "silos_present", "silos_allowed", "aggregator", "drills", "best_accuracy", "metrics")
+    __slots__ = ("name", "run", "state", "state_reason", "created_at", "round", "rounds_planned", "rounds_applied", "rounds_skipped", "model_version", "accuracy", "loss", "bytes_up", "bytes_down", "epsilon_total", "epsilon_budget", "silos_present", "silos_allowed", "aggregator", "drills", "best_accuracy", "records", "metrics")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -37,6 +37,7 @@ class RunSummary(_message.Message):
     AGGREGATOR_FIELD_NUMBER: _ClassVar[int]
     DRILLS_FIELD_NUMBER: _ClassVar[int]
     BEST_ACCURACY_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
     name: str
     run: bytes
@@ -59,11 +60,24 @@ class RunSummary(_message.Message):
     aggregator: str
     drills: bool
     best_accuracy: float
+    records: RecordTotals
     metrics: _containers.ScalarMap[str, float]
-    def __init__(self, name: _Optional[str] = ..., run: _Optional[bytes] = ..., state: _Optional[str] = ..., state_reason: _Optional[str] = ..., created_at: _Optional[float] = ..., round: _Optional[int] = ..., rounds_planned: _Optional[int] = ..., rounds_applied: _Optional[int] = ..., rounds_skipped: _Optional[int] = ..., model_version: _Optional[int] = ..., accuracy: _Optional[float] = ..., loss: _Optional[float] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., epsilon_total: _Optional[float] = ..., epsilon_budget: _Optional[float] = ..., silos_present: _Optional[int] = ..., silos_allowed: _Optional[int] = ..., aggregator: _Optional[str] = ..., drills: _Optional[bool] = ..., best_accuracy: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., run: _Optional[bytes] = ..., state: _Optional[str] = ..., state_reason: _Optional[str] = ..., created_at: _Optional[float] = ..., round: _Optional[int] = ..., rounds_planned: _Optional[int] = ..., rounds_applied: _Optional[int] = ..., rounds_skipped: _Optional[int] = ..., model_version: _Optional[int] = ..., accuracy: _Optional[float] = ..., loss: _Optional[float] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., epsilon_total: _Optional[float] = ..., epsilon_budget: _Optional[float] = ..., silos_present: _Optional[int] = ..., silos_allowed: _Optional[int] = ..., aggregator: _Optional[str] = ..., drills: _Optional[bool] = ..., best_accuracy: _Optional[float] = ..., records: _Optional[_Union[RecordTotals, _Mapping]] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class RecordTotals(_message.Message):
+    __slots__ = ("epsilon", "delta", "reporting", "without")
+    EPSILON_FIELD_NUMBER: _ClassVar[int]
+    DELTA_FIELD_NUMBER: _ClassVar[int]
+    REPORTING_FIELD_NUMBER: _ClassVar[int]
+    WITHOUT_FIELD_NUMBER: _ClassVar[int]
+    epsilon: float
+    delta: float
+    reporting: int
+    without: int
+    def __init__(self, epsilon: _Optional[float] = ..., delta: _Optional[float] = ..., reporting: _Optional[int] = ..., without: _Optional[int] = ...) -> None: ...
 
 class SiloStatus(_message.Message):
-    __slots__ = ("name", "state", "last_seen", "software_version", "bytes_up", "bytes_down", "certificate_expires", "strikes", "back_in_round", "epsilon_total", "epsilon_budget", "drill", "problem", "given_up")
+    __slots__ = ("name", "state", "last_seen", "software_version", "bytes_up", "bytes_down", "certificate_expires", "strikes", "back_in_round", "epsilon_total", "epsilon_budget", "drill", "problem", "given_up", "record_epsilon", "record_delta", "record_budget", "record_none")
     NAME_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     LAST_SEEN_FIELD_NUMBER: _ClassVar[int]
@@ -78,6 +92,10 @@ class SiloStatus(_message.Message):
     DRILL_FIELD_NUMBER: _ClassVar[int]
     PROBLEM_FIELD_NUMBER: _ClassVar[int]
     GIVEN_UP_FIELD_NUMBER: _ClassVar[int]
+    RECORD_EPSILON_FIELD_NUMBER: _ClassVar[int]
+    RECORD_DELTA_FIELD_NUMBER: _ClassVar[int]
+    RECORD_BUDGET_FIELD_NUMBER: _ClassVar[int]
+    RECORD_NONE_FIELD_NUMBER: _ClassVar[int]
     name: str
     state: str
     last_seen: float
@@ -92,7 +110,11 @@ class SiloStatus(_message.Message):
     drill: str
     problem: str
     given_up: int
-    def __init__(self, name: _Optional[str] = ..., state: _Optional[str] = ..., last_seen: _Optional[float] = ..., software_version: _Optional[str] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., certificate_expires: _Optional[float] = ..., strikes: _Optional[int] = ..., back_in_round: _Optional[int] = ..., epsilon_total: _Optional[float] = ..., epsilon_budget: _Optional[float] = ..., drill: _Optional[str] = ..., problem: _Optional[str] = ..., given_up: _Optional[int] = ...) -> None: ...
+    record_epsilon: float
+    record_delta: float
+    record_budget: float
+    record_none: bool
+    def __init__(self, name: _Optional[str] = ..., state: _Optional[str] = ..., last_seen: _Optional[float] = ..., software_version: _Optional[str] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., certificate_expires: _Optional[float] = ..., strikes: _Optional[int] = ..., back_in_round: _Optional[int] = ..., epsilon_total: _Optional[float] = ..., epsilon_budget: _Optional[float] = ..., drill: _Optional[str] = ..., problem: _Optional[str] = ..., given_up: _Optional[int] = ..., record_epsilon: _Optional[float] = ..., record_delta: _Optional[float] = ..., record_budget: _Optional[float] = ..., record_none: _Optional[bool] = ...) -> None: ...
 
 class BufferRound(_message.Message):
     __slots__ = ("number", "members", "survivors", "opened", "discarded", "distance", "weight")
@@ -113,16 +135,20 @@ class BufferRound(_message.Message):
     def __init__(self, number: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ..., survivors: _Optional[int] = ..., opened: _Optional[bool] = ..., discarded: _Optional[str] = ..., distance: _Optional[float] = ..., weight: _Optional[float] = ...) -> None: ...
 
 class SiloRound(_message.Message):
-    __slots__ = ("silo", "status", "bytes_up", "bytes_down")
+    __slots__ = ("silo", "status", "bytes_up", "bytes_down", "record_epsilon", "record_none")
     SILO_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     BYTES_UP_FIELD_NUMBER: _ClassVar[int]
     BYTES_DOWN_FIELD_NUMBER: _ClassVar[int]
+    RECORD_EPSILON_FIELD_NUMBER: _ClassVar[int]
+    RECORD_NONE_FIELD_NUMBER: _ClassVar[int]
     silo: str
     status: str
     bytes_up: int
     bytes_down: int
-    def __init__(self, silo: _Optional[str] = ..., status: _Optional[str] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ...) -> None: ...
+    record_epsilon: float
+    record_none: bool
+    def __init__(self, silo: _Optional[str] = ..., status: _Optional[str] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., record_epsilon: _Optional[float] = ..., record_none: _Optional[bool] = ...) -> None: ...
 
 class Round(_message.Message):
     __slots__ = ("round", "outcome", "reason", "started_at", "phase_seconds", "consensus_size", "roster_size", "proposed", "survivors", "bytes_up", "bytes_down", "epsilon", "epsilon_theorem2", "clip_range", "clip_rate", "update_norm", "accuracy", "loss", "silo_accuracy", "silo_loss", "buffers", "silos", "model_version", "per_silo", "tolerated", "metrics")

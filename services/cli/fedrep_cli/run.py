@@ -15,8 +15,9 @@ from google.protobuf.json_format import MessageToDict
 from rich.table import Column, Table
 
 from fedrep.errors import RefusedError, SettingsError
-from fedrep.privacy import shown
+from fedrep.privacy import COVERS, shown
 from fedrep.protocol.model_state import model_hash
+from fedrep.record_privacy import COVERS as RECORD_COVERS
 from fedrep.secagg.keys import SigningKey
 from fedrep.wire.v1 import observer_pb2 as pb
 from fedrep_cli import plan
@@ -346,7 +347,7 @@ def _run_table(run: Any) -> Any:
     from rich.console import Group
     from rich.text import Text
 
-    silos = Table(Column("silo", no_wrap=True), "state", "up KB", "down KB", "epsilon", "problem")
+    silos = Table(Column("silo", no_wrap=True), "state", "up KB", "down KB", "epsilon", "record epsilon", "problem")
     for silo in run["silos"]:
         silos.add_row(
             silo["name"],
@@ -354,9 +355,20 @@ def _run_table(run: Any) -> Any:
             f"{silo['bytes_up'] / 1e3:.1f}",
             f"{silo['bytes_down'] / 1e3:.1f}",
             shown(silo.get("epsilon_total")),
+            _record_epsilon(silo),
             Text(silo["problem"]),
         )
     kept = ", ".join(f"{m['version']}{' (best)' if m['best'] else ''}" for m in run["models"])
     figures = ", ".join(f"{name} {value:.4f}" for name, value in run["summary"].get("metrics", {}).items())
     lines = [*([f"Latest figures of the evaluator: {figures}"] if figures else []), f"Kept models: {kept}"]
-    return Group(_runs_table({"runs": [run["summary"]]}), silos, *lines)
+    covers = Text(f"epsilon covers {COVERS}.\nrecord epsilon, as each silo says, covers {RECORD_COVERS}.")
+    return Group(_runs_table({"runs": [run["summary"]]}), silos, covers, *lines)
+
+
+def _record_epsilon(silo: Any) -> str:
+    if silo["record_none"]:
+        return shown(None)
+    if "record_epsilon" not in silo:
+        return "not reported"
+    budget = f" of {silo['record_budget']:g}" if "record_budget" in silo else ""
+    return f"{shown(silo['record_epsilon'])}{budget}, delta {silo.get('record_delta', 0.0):g}"

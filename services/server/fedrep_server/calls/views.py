@@ -8,7 +8,7 @@ from fedrep.protocol.messages import Outcome
 from fedrep.wire.v1 import federation_pb2
 from fedrep.wire.v1 import observer_pb2 as pb
 from fedrep_server.rounds.run_driver import RunDriver
-from fedrep_server.store import ModelRow, RoundView, RunFigures, SiloRow, StoredEvent, StoredRun
+from fedrep_server.store import ModelRow, RecordFigures, RoundView, RunFigures, SiloRow, StoredEvent, StoredRun
 
 _OUTCOMES = {Outcome.APPLIED: federation_pb2.OUTCOME_APPLIED, Outcome.SKIPPED: federation_pb2.OUTCOME_SKIPPED}
 
@@ -37,6 +37,7 @@ def run_summary(driver: RunDriver, stored: StoredRun, figures: RunFigures) -> pb
         drills=driver.manifest.drills,
         best_accuracy=figures.best_accuracy,
         metrics=figures.metrics,
+        records=pb.RecordTotals(**{name: getattr(figures.records, name) for name in RecordFigures.__dataclass_fields__}),
     )
 
 
@@ -78,6 +79,10 @@ def _silo_status(driver: RunDriver, name: str, row: SiloRow | None) -> pb.SiloSt
                 drill=row.drill,
                 problem=row.problem,
                 given_up=row.given_up,
+                record_epsilon=row.record_epsilon,
+                record_delta=row.record_delta,
+                record_budget=row.record_budget,
+                record_none=row.record_none,
             )
         )
     return status
@@ -126,7 +131,14 @@ def round_message(view: RoundView) -> pb.Round:
             for buffer in row.buffers
         ],
         silos=[
-            pb.SiloRound(silo=silo.silo, status=silo.status, bytes_up=silo.bytes_up, bytes_down=silo.bytes_down)
+            pb.SiloRound(
+                silo=silo.silo,
+                status=silo.status,
+                bytes_up=silo.bytes_up,
+                bytes_down=silo.bytes_down,
+                record_epsilon=view.records.get(silo.silo),
+                record_none=silo.silo in view.records and view.records[silo.silo] is None,
+            )
             for silo in row.silos
         ],
         model_version=row.model_version,

@@ -9,11 +9,13 @@ import time
 import structlog
 
 from fedrep.errors import FedrepError
-from fedrep.protocol.manifests import SiloName
+from fedrep.privacy import shown
+from fedrep.protocol.manifests import RunManifest, SiloName
 from fedrep.protocol.run_progress import RunState
 from fedrep_server.calls.views import smallest_budget
 from fedrep_server.rounds.coordinator import Coordinator
 from fedrep_server.rounds.run_driver import RunDriver
+from fedrep_server.store import SiloRow
 
 log = structlog.get_logger(__name__)
 
@@ -63,6 +65,17 @@ class _Watch:
         budget, spent = smallest_budget(driver.records.options, figures), figures.epsilon_total
         near = budget is not None and spent is not None and spent >= self._settings.epsilon_warning * budget
         await self._alert(driver, "epsilon_budget", near, f"epsilon {spent} of a budget of {budget} is spent")
+        if driver.manifest.asks_for_promise:
+            await self._check_records(driver)
+
+    async def _check_records(self, driver: RunDriver) -> None:
+        """A silo that says itself that it broke its promise. One that says nothing, or lies, is not found here."""
+        run = driver.manifest
+        for row in await asyncio.to_thread(self._coordinator.store.silo_rows, run.name):
+            spent = f"epsilon {shown(row.record_epsilon)} at delta {row.record_delta or 0.0!r}"
+            said = "there is no guarantee for" if row.record_none else f"{spent} is spent on"
+            text = f"{row.name} says that {said} its training records; the run allows {run.record_limit}"
+            await self._alert(driver, "record_limit", _breaks_limit(run, row), text, row.name)
 
     def _is_missing(self, driver: RunDriver, name: SiloName) -> bool:
         """For a while, not just now: after a restart of the server everybody is away for a moment."""
@@ -100,6 +113,13 @@ class _Watch:
                 if not await _posted(url, body | {"round": event.round, "at": event.at}):
                     return
             self._sent[name] = stored.position
+
+
+def _breaks_limit(run: RunManifest, row: SiloRow) -> bool:
+    if row.record_none or row.record_epsilon is None:
+        return row.record_none
+    epsilon, delta = run.record_epsilon_at_most or 0.0, run.delta_at_most or 0.0
+    return row.record_epsilon > epsilon or (row.record_delta or 0.0) > delta
 
 
 def _expired(ends: float | None) -> str:

@@ -5,16 +5,49 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from fedrep.errors import FedrepError
+from fedrep.protocol.manifests import RunManifest
 from fedrep.protocol.run_progress import RunState
 from fedrep_identity.certificates import Credentials
 from fedrep_server.rounds.coordinator import Coordinator
+from fedrep_server.store import SiloRow
+
+
+class RecordFamilies:
+    """What silos say that their training records have cost, each for itself. Whoever does not say has no figure."""
+
+    def __init__(self) -> None:
+        by_silo = ["run", "silo"]
+        self._spent = GaugeMetricFamily(
+            "fedrep_record_epsilon",
+            "Epsilon that a silo says one of its training records has cost; infinite without guarantee, absent if not reported",
+            labels=by_silo,
+        )
+        self._budget = GaugeMetricFamily(
+            "fedrep_record_budget", "The most that a record may cost, as the silo says", labels=by_silo
+        )
+        self._limit = GaugeMetricFamily(
+            "fedrep_record_epsilon_at_most", "The most that the run asks its silos to promise; absent if nothing", labels=["run"]
+        )
+
+    def add(self, run: RunManifest, silos: Sequence[SiloRow]) -> None:
+        if run.record_epsilon_at_most is not None:
+            self._limit.add_metric([run.name], run.record_epsilon_at_most)
+        for silo in silos:
+            epsilon = math.inf if silo.record_none else silo.record_epsilon
+            if epsilon is not None:
+                self._spent.add_metric([run.name, silo.name], epsilon)
+            if silo.record_budget is not None:
+                self._budget.add_metric([run.name, silo.name], silo.record_budget)
+
+    def __iter__(self) -> Iterator[GaugeMetricFamily]:
+        yield from (self._spent, self._budget, self._limit)
 
 
 class RunCollector(Collector):
@@ -35,6 +68,7 @@ class RunCollector(Collector):
             "Largest sum of epsilon over the proposals of one silo, counted here or told by it; infinite without guarantee",
             labels=by_run,
         )
+        records = RecordFamilies()
         for driver in self._coordinator.drivers:
             labels, attendance = [driver.manifest.name], driver.attendance
             there = [name for name, standing in attendance.standings.items() if standing.present]
@@ -48,7 +82,8 @@ class RunCollector(Collector):
             with suppress(FedrepError):  # a database that is away costs this figure, not the others
                 total = self._coordinator.store.summary(driver.manifest.name).epsilon_total
                 spent.add_metric(labels, math.inf if total is None else total)
-        yield from (active, quiet, present, allowed, quorum, number, version, spent)
+                records.add(driver.manifest, self._coordinator.store.silo_rows(driver.manifest.name))
+        yield from (active, quiet, present, allowed, quorum, number, version, spent, *records)
         yield from self._certificate()
 
     def _certificate(self) -> Iterator[GaugeMetricFamily]:

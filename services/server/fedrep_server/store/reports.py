@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, bindparam, func, insert, select, update
 
 from fedrep.errors import InvalidInputError
 from fedrep_server.store import models
@@ -14,11 +14,12 @@ from fedrep_server.store.runs import require
 from fedrep_server.store.tables import ledger, metrics, runs, silos
 from fedrep_server.store.values import LARGEST, clean, finite, insert_into, keys_of, larger, whole
 
-_FLOATS = ("train_loss", "loss", "accuracy", "clip_rate", "train_seconds", "epsilon_total", "epsilon_budget")
+RECORDS = ("record_epsilon", "record_delta", "record_budget")
+_FLOATS = ("train_loss", "loss", "accuracy", "clip_rate", "train_seconds", "epsilon_total", "epsilon_budget", *RECORDS)
 _NUMBERS = ("model_version", "samples", "given_up")
 _TEXTS = ("drill", "problem")
-_COLUMNS = (*_FLOATS, *_NUMBERS, *_TEXTS, "figures")
-METRIC_NAMES = frozenset((*_FLOATS, *_NUMBERS, *_TEXTS, "metrics", "score"))
+_COLUMNS = (*_FLOATS, *_NUMBERS, *_TEXTS, "figures", "record_none")
+METRIC_NAMES = frozenset((*_FLOATS, *_NUMBERS, *_TEXTS, "metrics", "score", "record_none"))
 MOST_FIGURES, LONGEST_FIGURE = 64, 100
 
 _CHARGE = (
@@ -56,6 +57,8 @@ def add_metrics(connection: Connection, run: str, number: int, reporter: str, ro
 def _fit(reported: Mapping[str, Any]) -> dict[str, Any]:
     fitted: dict[str, Any] = {name: finite(reported[name]) for name in _FLOATS if reported.get(name) is not None}
     fitted |= {name: whole(reported[name]) for name in _NUMBERS if reported.get(name) is not None}
+    if reported.get("record_none"):
+        fitted["record_none"] = True
     if reported.get("metrics"):
         named = sorted(reported["metrics"].items())[:MOST_FIGURES]
         fitted["figures"] = {clean(name[:LONGEST_FIGURE]): value for name, value in named if finite(value) is not None}
@@ -66,12 +69,31 @@ def _remember(connection: Connection, run: str, number: int, silo: str, values: 
     """The silo's row shows its latest report; one that comes late for an older round changes nothing there. What it has spent
     never falls, whichever report said so: the ledger here misses proposals that came late or were lost in a crash."""
     _ensure(connection, run, [silo])
-    latest = {name: values[name] for name in ("drill", "problem", "given_up", "epsilon_budget") if name in values}
+    latest = {
+        name: values[name] for name in ("drill", "problem", "given_up", "epsilon_budget", "record_budget") if name in values
+    }
     own = (silos.c.run == run) & (silos.c.name == silo)
     spent = values.get("epsilon_total")
     if spent is not None:
         connection.execute(update(silos).where(own).values(epsilon_reported=larger(silos.c.epsilon_reported, spent)))
+    _remember_records(connection, own, number, values)
     connection.execute(update(silos).where(own, silos.c.metrics_round <= number).values(metrics_round=number, **latest))
+
+
+def _remember_records(connection: Connection, own: ColumnElement[bool], number: int, values: Mapping[str, Any]) -> None:
+    """At one delta the figure never falls; at another it is another figure. Once "none", always none."""
+    if values.get("record_none"):
+        connection.execute(update(silos).where(own).values(record_none=True))
+    spent = values.get("record_epsilon")
+    if spent is None:
+        return
+    delta = values.get("record_delta") or 0.0
+    same = silos.c.record_delta == delta
+    connection.execute(update(silos).where(own, same).values(record_epsilon=larger(silos.c.record_epsilon, spent)))
+    other = silos.c.record_delta.is_(None) | (silos.c.record_delta != delta)
+    connection.execute(
+        update(silos).where(own, other, silos.c.metrics_round <= number).values(record_epsilon=spent, record_delta=delta)
+    )
 
 
 def touch(connection: Connection, run: str, name: str, software_version: str, certificate_expires: float, at: float) -> None:
@@ -145,6 +167,10 @@ def silo_rows(connection: Connection, run: str) -> list[SiloRow]:
             row.drill,
             row.problem,
             row.given_up,
+            None if row.record_none else row.record_epsilon,
+            row.record_delta,
+            row.record_budget,
+            row.record_none,
         )
         for row in connection.execute(select(silos).where(silos.c.run == run))
     ]

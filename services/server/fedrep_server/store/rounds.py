@@ -164,7 +164,7 @@ def thinned(connection: Connection, run: str, about: int) -> list[RoundView]:
 
 def _views(connection: Connection, run: str, found: Sequence[Row[Any]], within: Any) -> list[RoundView]:
     reported: dict[int, list[Any]] = {}
-    wanted = ("round", "reporter", "role", "accuracy", "loss", "clip_rate", "figures")
+    wanted = ("round", "reporter", "role", "accuracy", "loss", "clip_rate", "figures", "record_epsilon", "record_none")
     columns = [metrics.c[name] for name in wanted]
     for report in connection.execute(select(*columns).where(metrics.c.run == run, within)).all():
         reported.setdefault(report.round, []).append(report)
@@ -184,6 +184,11 @@ def _view(row: Row[Any], found: list[Any]) -> RoundView:
         clip_rate=reported_rate if row.clip_rate is None else row.clip_rate,
         silo_accuracy=_spread(report.accuracy for report in silos),
         silo_loss=_spread(report.loss for report in silos),
+        records={
+            report.reporter: None if report.record_none else report.record_epsilon
+            for report in silos
+            if report.record_none or report.record_epsilon is not None
+        },
         metrics=next((report.figures for report in evaluators if report.figures), {}),
     )
 

@@ -96,7 +96,10 @@ class RoundRow:
 
 @dataclass(frozen=True, slots=True)
 class RoundView:
-    """A round with what was reported about it. Silos' figures are (smallest, median, largest), empty if nobody reported."""
+    """A round with what was reported about it. Silos' figures are (smallest, median, largest), empty if nobody reported.
+
+    `records` holds what each silo said that its training records had cost by then; None where it said "none".
+    """
 
     row: RoundRow
     accuracy: float | None = None
@@ -104,6 +107,7 @@ class RoundView:
     clip_rate: float | None = None
     silo_accuracy: tuple[float, ...] = ()
     silo_loss: tuple[float, ...] = ()
+    records: Mapping[str, float | None] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -192,7 +196,10 @@ class RoundCommit:
 
 @dataclass(frozen=True, slots=True)
 class SiloRow:
-    """`epsilon_ledger` is what this server counted, `epsilon_reported` what the silo says; None: no guarantee, or not said."""
+    """`epsilon_ledger` is what this server counted, `epsilon_reported` what the silo says; None: no guarantee, or not said.
+
+    `record_epsilon` is what it says that a training record has cost; None: not said, or none at all (`record_none`).
+    """
 
     name: str
     last_seen: float
@@ -206,6 +213,21 @@ class SiloRow:
     drill: str
     problem: str
     given_up: int
+    record_epsilon: float | None = None
+    record_delta: float | None = None
+    record_budget: float | None = None
+    record_none: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RecordFigures:
+    """What silos say that one training record has cost: the largest epsilon and the largest delta, of how many silos, and how
+    many say that they have no guarantee. Whoever says nothing is in neither number."""
+
+    epsilon: float | None = None
+    delta: float | None = None
+    reporting: int = 0
+    without: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +248,7 @@ class RunFigures:
     last_roster: int
     last_event: int
     metrics: Mapping[str, float] = field(default_factory=dict)
+    records: RecordFigures = RecordFigures()
 
 
 @dataclass(frozen=True, slots=True)

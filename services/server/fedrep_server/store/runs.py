@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from sqlalchemy import Connection, Row, func, insert, select, update
+from sqlalchemy import Connection, Row, case, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from fedrep.errors import ConflictError, NotFoundError
-from fedrep_server.store.rows import Progress, RunFigures, StoredRun
+from fedrep_server.store.rows import Progress, RecordFigures, RunFigures, StoredRun
 from fedrep_server.store.tables import metrics, rounds, runs, silos
 from fedrep_server.store.values import clean, larger
 
@@ -121,7 +121,22 @@ def figures(connection: Connection, name: str) -> RunFigures:
         last_roster=roster or 0,
         last_event=run.last_event,
         metrics={} if latest is None else latest.figures or {},
+        records=_records(connection, name),
     )
+
+
+def _records(connection: Connection, name: str) -> RecordFigures:
+    """Never added to anything: each silo's figure is about its own records."""
+    guarded = silos.c.record_none.is_(False)
+    found = connection.execute(
+        select(
+            func.max(case((guarded, silos.c.record_epsilon))),
+            func.max(case((guarded, silos.c.record_delta))),
+            func.count(case((guarded, silos.c.record_epsilon))),
+            func.count(case((silos.c.record_none, 1))),
+        ).where(silos.c.run == name)
+    ).one()
+    return RecordFigures(*found)
 
 
 def _stored(row: Row[Any]) -> StoredRun:

@@ -23,6 +23,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    false,
 )
 
 metadata = MetaData()
@@ -140,6 +141,10 @@ metrics = Table(
     Column("problem", Text),
     Column("given_up", BigInteger),
     Column("figures", JSON),
+    Column("record_epsilon", Double),
+    Column("record_delta", Double),
+    Column("record_budget", Double),
+    Column("record_none", Boolean),
     Index("metrics_by_role", "run", "role", "round"),
     Index("metrics_best", "run", "role", "accuracy"),
 )
@@ -162,6 +167,10 @@ silos = Table(
     _text("drill"),
     _text("problem"),
     _number("given_up"),
+    Column("record_epsilon", Double),
+    Column("record_delta", Double),
+    Column("record_budget", Double),
+    Column("record_none", Boolean, nullable=False, server_default=false()),
 )
 
 ledger = Table(
