@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from fedrep_cli.epsilon import text
-from fedrep_cli.output import JSON_HELP, emit
+from fedrep_cli.output import JSON_HELP, emit, stay_up
 
 app = typer.Typer(add_completion=False)
 
@@ -67,7 +67,7 @@ def demo(
         emit(result, as_json, _summary)
         sys.stdout.flush()  # a reader at the end of a pipe waits for it too
         if not exit_at_once:
-            _wait(str(result["dashboard_url"]))
+            stay_up(str(result["dashboard_url"]))
 
 
 def _summary(result: Any) -> str:
@@ -85,13 +85,3 @@ def _summary(result: Any) -> str:
         )
     width = shutil.get_terminal_size().columns
     return "\n" + "\n".join(textwrap.fill(line, width) for line in lines)
-
-
-def _wait(url: str) -> None:
-    from threading import Event
-
-    print(f"\nThe dashboard stays up at {url} until Ctrl-C.", file=sys.stderr)
-    try:
-        Event().wait()
-    except KeyboardInterrupt:
-        print(file=sys.stderr)

@@ -38,6 +38,17 @@ def complain(program: str, sentence: str) -> None:
     print(f"{program}: {harmless(' '.join(sentence.split()))}", file=sys.stderr)
 
 
+def stay_up(dashboard: str) -> None:
+    """Until Ctrl-C, for people who watch."""
+    from threading import Event
+
+    print(f"\nThe dashboard stays up at {dashboard} until Ctrl-C.", file=sys.stderr)
+    try:
+        Event().wait()
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+
+
 def _plain(value: object) -> object:
     """numpy scalars and arrays, paths and the like, without importing what a command did not need."""
     for method in ("tolist", "isoformat", "__fspath__"):

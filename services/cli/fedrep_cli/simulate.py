@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
 import shutil
 import sys
 import textwrap
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedrep.errors import SettingsError
 from fedrep.privacy import shown
-from fedrep_cli.output import JSON_HELP, complain, emit
+from fedrep_cli.output import JSON_HELP, complain, emit, stay_up
 from fedrep_cli.simulate_view import SimulationView
 from fedrep_runtime.logging import configure_logging
+
+if TYPE_CHECKING:
+    from fedrep_simulator.api import Listeners
+    from fedrep_simulator.terms import Terms
 
 app = typer.Typer(add_completion=False)
 
@@ -46,6 +53,8 @@ def simulate(
     engine: Annotated[str, typer.Option(help="Where silos train: local or ray.")] = "local",
     gpus_per_silo: Annotated[float, typer.Option(help="With --engine ray: the share of a GPU a silo needs.", min=0)] = 0.0,
     seed: Annotated[int, typer.Option(help="All that is drawn follows from it.", min=0)] = 0,
+    dashboard: Annotated[bool, typer.Option("--dashboard", help="Show the rounds in the browser as well, until Ctrl-C.")] = False,
+    exit_at_once: Annotated[bool, typer.Option("--exit", help="With --dashboard: end with the simulation.")] = False,
     client: Annotated[Path | None, typer.Option("--client", help="Settings of the silos; client.toml if it is here.")] = None,
     run: Annotated[Path | None, typer.Option("--run", help="Terms of the run; run.toml if it is here.")] = None,
     out: Annotated[Path, typer.Option("--out", help="Folder for state and results; the same command goes on there.")] = OUT,
@@ -74,7 +83,12 @@ def simulate(
         private=private,
     )
     terms = read_files(wishes, trainer, client, run)
-    with SimulationView(terms, quiet=as_json or not sys.stderr.isatty()) as view:
+    with ExitStack() as stack:
+        view = stack.enter_context(SimulationView(terms, quiet=as_json or not sys.stderr.isatty()))
+        listeners = Listeners(view.step, view.show, view.central)
+        url = ""
+        if dashboard:
+            listeners, url = _watched(terms, view, stack)
         try:
             result = run_simulation(
                 terms,
@@ -84,7 +98,7 @@ def simulate(
                 compare=compare,
                 out=out,
                 again=again,
-                listeners=Listeners(view.step, view.show, view.central),
+                listeners=listeners,
             )
         except KeyboardInterrupt:
             view.stop()
@@ -92,8 +106,39 @@ def simulate(
                 "fedrep simulate", f"interrupted; the rounds that are over lie in {out}, and the same command goes on from there"
             )
             raise
-    comparison = result.comparison.summary if result.comparison is not None else None
-    emit({**result.summary, "comparison": comparison}, as_json, summary_text)
+        view.stop()
+        comparison = result.comparison.summary if result.comparison is not None else None
+        emit({**result.summary, "comparison": comparison}, as_json, summary_text)
+        sys.stdout.flush()  # a reader at the end of a pipe waits for it too
+        if dashboard and not exit_at_once:
+            stay_up(url)
+
+
+def _watched(terms: Terms, view: SimulationView, stack: ExitStack) -> tuple[Listeners, str]:
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")  # this process forks only to start the dashboard
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    try:
+        from fedrep_cli.observed_simulation import ObservedSimulation
+
+        importlib.import_module("fedrep_dashboard.app")
+    except ModuleNotFoundError as error:
+        raise SettingsError(
+            f"--dashboard needs what a server and its dashboard need, and {error.name!r} is missing: "
+            "pip install 'fedrep[server,dashboard]'"
+        ) from error
+    from fedrep_cli.processes import orderly_end
+    from fedrep_simulator.api import Listeners
+
+    stack.enter_context(orderly_end())
+    view.step("starting the dashboard")
+    observed = stack.enter_context(ObservedSimulation(terms))
+    view.say(f"Dashboard: {observed.url}")
+
+    def on_round(row: dict[str, Any], rounds: int) -> None:
+        view.show(row, rounds)
+        observed.show(row, rounds)
+
+    return Listeners(view.step, on_round, view.central, observed.watch), observed.url
 
 
 def _options(given: list[str]) -> dict[str, Any]:

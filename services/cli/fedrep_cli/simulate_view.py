@@ -45,7 +45,10 @@ class SimulationView:
         """Something else begins; what was drawn stays."""
         self.stop()
         self._rows = []
-        self._console.print(f"... {text}", highlight=False, soft_wrap=True)
+        self.say(f"... {text}")
+
+    def say(self, text: str) -> None:
+        self._console.print(text, highlight=False, soft_wrap=True)
 
     def show(self, row: dict[str, Any], rounds: int) -> None:
         self._rows.append(row)

@@ -203,12 +203,11 @@ def _played(terms: Terms, engine: Engine, out: Path | None, listeners: Listeners
 
 
 def _comparison(terms: Terms, engine: Engine, out: Path | None, listeners: Listeners, *, again: bool) -> SimulationResult:
-    quiet = Listeners(listeners.on_step, listeners.on_round)
     place = out / MEAN_FOLDER if out is not None else None
     simulation: Simulation | None = None
     problem = ""
     try:
-        simulation = _played(terms, engine, place, quiet, again=again)
+        simulation = _played(terms, engine, place, listeners, again=again)
     except FedrepError as error:  # a model that attackers have ruined cannot be trained any more: that is the result
         if error.reason != "TRAINING_FAILED":
             raise

@@ -18,7 +18,7 @@ from fedrep.communication import bits_per_round
 from fedrep.errors import FedrepError, InvalidInputError, RefusedError
 from fedrep.privacy import Ledger
 from fedrep.protocol.announcement import Dice, announce
-from fedrep.protocol.attendance import RoundReport
+from fedrep.protocol.attendance import Attendance, RoundReport
 from fedrep.protocol.clip_range import RangeBits, range_bits
 from fedrep.protocol.error_memory import Contribution, Fate, Pending, Place
 from fedrep.protocol.goals import Totals
@@ -26,7 +26,8 @@ from fedrep.protocol.manifests import RosterEntry, RoundManifest, RunHash, SiloN
 from fedrep.protocol.messages import Assigned, Outcome, Survivor, SurvivorSet
 from fedrep.protocol.opening import Combined, combine_buffers
 from fedrep.protocol.round_closing import close_round
-from fedrep.protocol.round_effects import RoundResult
+from fedrep.protocol.round_effects import Noted, RoundResult
+from fedrep.protocol.run_effects import CommitRound, KeepState
 from fedrep.protocol.run_progress import RunState
 from fedrep.protocol.seats import seats
 from fedrep.protocol.silo_effects import Train, Trained, TrainingRefused
@@ -39,6 +40,7 @@ from fedrep_simulator.desks import Result
 from fedrep_simulator.engines import Engine
 from fedrep_simulator.playing import PlayedRound, Scene, Standing, refuse_hopeless, share
 from fedrep_simulator.seeds import SiloDice, seed_bytes
+from fedrep_simulator.server import Written
 from fedrep_simulator.traffic import Traffic, TrafficBook
 
 # Where values lay decides what proves their fate. Here every fate is known, and nothing is proven.
@@ -122,12 +124,18 @@ class ClearSilo:
 
 
 class ClearPlay:
-    def __init__(self, scene: Scene, standing: Standing, engine: Engine, traffic: TrafficBook) -> None:
+    """Nobody joins or leaves here, but who watches is told what the service would write: states and rounds."""
+
+    def __init__(
+        self, scene: Scene, standing: Standing, engine: Engine, traffic: TrafficBook, written: Written = lambda _: None
+    ) -> None:
         check_run(scene.run, scene.policy, scene.run.silos[0], scene.promise)
         self.traffic = traffic
         self._scene = scene
         self._engine = engine
-        self._progress = standing.progress
+        self._written = written
+        self._progress = replace(standing.progress, attendance=_everyone(standing.silos, standing.progress.last_round))
+        self._become(RunState.RUNNING, "")
         self._dice = Dice(seed_bytes(scene.seed, "server"))
         self._silos = {name: ClearSilo(scene, name, state) for name, state in standing.silos.items()}
         self._learn_model()
@@ -156,15 +164,21 @@ class ClearPlay:
         offers = {silo.name: offer for silo in silos if (offer := silo.offer(manifest, trained.get(silo.name))) is not None}
         outcome = self._opened(manifest, offers)
         closed = close_round(self._scene.run, manifest, outcome, self._progress)
-        self._progress = replace(closed.progress, state=RunState.RUNNING, reason="")
+        self._progress = closed.progress
         self._learn_model()
         self._count_bytes(manifest, outcome)
+        self._written(CommitRound(closed, (closed.line(),)))
         return PlayedRound(closed, trained)
 
     def conclude(self, totals: Totals) -> None:
         reason = self._scene.goals.reached(totals, self._progress.last_round)
         if reason is not None:
-            self._progress = replace(self._progress, state=RunState.FINISHED, reason=reason)
+            self._become(RunState.FINISHED, reason)
+
+    def _become(self, state: RunState, reason: str) -> None:
+        self._progress = replace(self._progress, state=state, reason=reason)
+        text = f"run is {state.value}" + (f": {reason}" if reason else "")
+        self._written(KeepState(self._progress, Noted("state", text, severity="info")))
 
     def _announced(self) -> RoundManifest:
         present = [name for name, silo in self._silos.items() if silo.stopped is None]
@@ -248,3 +262,10 @@ class ClearPlay:
             own = self.traffic.silos.setdefault(name, Traffic())
             own.up += one.up // 8
             own.down += one.down // 8
+
+
+def _everyone(silos: Iterable[SiloName], last_round: int) -> Attendance:
+    attendance = Attendance()
+    for name in silos:
+        attendance = attendance.join(RosterEntry(name, b"", b"", b""), last_round)
+    return attendance

@@ -36,6 +36,7 @@ class People:
     server: Person
     admin: Person
     viewer: Person
+    evaluator: Person
     silos: dict[SiloName, Person]
     trust: Trust
 
@@ -55,7 +56,8 @@ class People:
         server = issue("server", Role.SERVER)
         trust = RememberedTrust(FederationTrust(server.credentials.trust_store()))
         named = {name: issue(name, Role.SILO) for name in silos}
-        return cls(server, issue("admin", Role.ADMIN), issue("viewer", Role.VIEWER), named, trust)
+        admin, viewer, evaluator = (issue(role.value, role) for role in (Role.ADMIN, Role.VIEWER, Role.EVALUATOR))
+        return cls(server, admin, viewer, evaluator, named, trust)
 
 
 @dataclass(frozen=True)

@@ -48,10 +48,11 @@ class Simulation:
         self.terms = terms
         self._engine = engine
         self._outputs = outputs
-        initial = engine.initial()
-        self.scene: Scene = terms.scene(engine.layout, initial)
-        self.sitting = self._resumed() or self._first(initial)
+        self.layout, self.initial = engine.layout, engine.initial()
+        self.scene: Scene = terms.scene(self.layout, self.initial)
+        self.sitting = self._resumed() or self._first(self.initial)
         engine.open_books({name: self.sitting.books.get(name, {}) for name in self.scene.run.silos})
+        self.traffic = self.sitting.book()
         self._saved_at = time.monotonic()
 
     def _resumed(self) -> Sitting | None:
@@ -91,11 +92,9 @@ class Simulation:
             self._save()
 
     def _begin(self) -> Play:
-        book = self.sitting.book()
-        if self.terms.fast:
-            return ClearPlay(self.scene, self.sitting.standing, self._engine, book)
         written = self._outputs.written or (lambda _: None)
-        return SecurePlay(self.scene, self.sitting.standing, self._engine, book, written)
+        way = ClearPlay if self.terms.fast else SecurePlay
+        return way(self.scene, self.sitting.standing, self._engine, self.traffic, written)
 
     def _play_round(self, play: Play) -> None:
         started = time.monotonic()

@@ -51,7 +51,9 @@ class Terms:
 
     def with_plain_mean(self) -> Terms:
         """The same silos and attackers against a server that takes the mean."""
-        run = self.run.model_copy(update={"aggregator": AggregatorConfig(name=MEAN), "byzantine_count": 0, "quorum": None})
+        mean = AggregatorConfig(name=MEAN)
+        changes = {"name": f"{self.run.name}-mean", "aggregator": mean, "byzantine_count": 0, "quorum": None}
+        run = self.run.model_copy(update=changes)
         return replace(self, run=run)
 
     def checked(self) -> Terms:
