@@ -13,6 +13,7 @@ BENCHMARKS = {
     "secagg": "masking and sharing against flwr's SecAgg+ and the AES floor",
     "aggregators": "robust rules against byzfl",
     "silo": "the silo's own work per round against one training step",
+    "dp_step": "a training step with record-level privacy against a plain one and against Opacus",
     "round": "a whole round over gRPC and TLS: milliseconds and kilobytes",
     "flood": "an honest Join while another silo floods the server, against a quiet server",
     "server_memory": "the server's peak memory with 32 silos and 5 million parameters",

@@ -232,6 +232,35 @@ def test_records_of_different_lengths_are_trained_without_padding_them_to_each_o
     assert gradient(trainer) == pytest.approx([0.6 / 4, 0.6 / 4])
 
 
+class Named(Dataset[dict[str, Tensor]]):
+    """Records as a tokenizer gives them, of two lengths."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, place: int) -> dict[str, Tensor]:
+        return {"inputs": torch.full((1 + place % 2, 2), 0.1), "labels": torch.tensor(float(place))}
+
+
+class OwnLoss(Dot):
+    """As transformers' models do: named inputs, and the loss in what comes back."""
+
+    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
+        return {"loss": (inputs @ self.weight).sum() + labels.mean()}
+
+
+def test_batches_of_named_tensors_and_modules_with_a_loss_of_their_own_are_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_noise(monkeypatch)
+    drawing(monkeypatch, 0, 1, 2, 3)
+    trainer = TorchTrainer(
+        OwnLoss(2),
+        train=DataLoader(Named(), batch_size=4),
+        evaluation=[],
+        settings=TrainerSettings(optimizer="sgd", learning_rate=1.0, privacy=PRIVACY),
+    )
+    assert gradient(trainer) == pytest.approx([0.6 / 4, 0.6 / 4])
+
+
 class Stream(IterableDataset[Tensor]):
     def __iter__(self) -> Iterator[Tensor]:
         yield torch.ones(2)

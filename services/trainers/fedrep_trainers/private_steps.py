@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from fedrep.errors import InvalidInputError, SettingsError
 from fedrep.record_privacy import RecordLedger, SampledGaussian
 from fedrep_trainers import secure_random
-from fedrep_trainers.record_gradients import LossOf, RecordGradients, mapped
+from fedrep_trainers.forward import to_device
+from fedrep_trainers.record_gradients import LossOf, RecordGradients
 from fedrep_trainers.records import record_source
 from fedrep_trainers.settings import PrivacySettings, TrainerSettings
 from fedrep_trainers.trainer import Allowance
@@ -80,7 +81,7 @@ class PrivateSteps:
         before = {name: buffer.clone() for name, buffer in self._module.named_buffers()}
         losses = [torch.full((1,), torch.nan, device=self._gradient.device)]
         for piece in self._source.pieces(positions, number, self._privacy.records_at_once):
-            here = mapped(lambda tensor: tensor.to(self._gradient.device, non_blocking=True), piece)
+            here = to_device(piece, self._gradient.device)
             losses.append(self._gradients.add_to(self._gradient, here, self._privacy.clip_norm, self._kept))
         self._require_unchanged(before)
         noise = secure_random.normals(self._gradient.numel()).mul_(self._noise * self._privacy.clip_norm)

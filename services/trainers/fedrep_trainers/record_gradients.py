@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from fedrep.errors import SettingsError
+from fedrep_trainers.forward import sample_count
 
 LossOf = Callable[[nn.Module, Any], Tensor]
 
@@ -32,7 +33,7 @@ class RecordGradients:
         # One record's loss as a function of the parameters; the gradients come out with a first dimension for the records.
         with_loss = _WithLoss(module, loss_of)
         self._side_by_side = vmap(
-            grad_and_value(lambda values, record: functional_call(with_loss, values, (mapped(lambda t: t[None], record),))),
+            grad_and_value(lambda values, record: functional_call(with_loss, values, (_mapped(lambda t: t[None], record),))),
             in_dims=(None, 0),
             randomness="different",
         )
@@ -69,7 +70,7 @@ class RecordGradients:
                 # vmap has no rule for some operation (recurrent layers, a branch on values): slower, and the same sum. An error
                 # of the data comes again below.
                 self._one_by_one = True
-        found = [self._alone(_record(batch, place)) for place in range(length(batch))]
+        found = [self._alone(_record(batch, place)) for place in range(sample_count(batch))]
         gradients_of_each = zip(*(gradients for gradients, _ in found), strict=True)
         return [torch.stack(parts) for parts in gradients_of_each], torch.stack([loss for _, loss in found])
 
@@ -101,22 +102,15 @@ def require_independent_records(module: nn.Module) -> None:
 
 
 def _record(batch: Any, place: int) -> Any:
-    return mapped(lambda tensor: tensor[place : place + 1], batch)
+    return _mapped(lambda tensor: tensor[place : place + 1], batch)
 
 
-def mapped(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
+def _mapped(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
     """A batch of the same form, each tensor replaced by what the function makes of it."""
     if isinstance(batch, Tensor):
         return function(batch)
     if isinstance(batch, Mapping):
-        return {name: mapped(function, value) for name, value in batch.items()}
+        return {name: _mapped(function, value) for name, value in batch.items()}
     if isinstance(batch, tuple | list):
-        return tuple(mapped(function, value) for value in batch)
+        return tuple(_mapped(function, value) for value in batch)
     return batch
-
-
-def length(batch: Any) -> int:
-    if isinstance(batch, Tensor):
-        return len(batch)
-    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple | list) else ()
-    return max((length(part) for part in parts), default=0)

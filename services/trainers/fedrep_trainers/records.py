@@ -6,7 +6,6 @@ neither padding nor mixing can carry something of one record into another.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -63,8 +62,10 @@ class LoaderRecords:
     def pieces(self, positions: NDArray[np.int64], number: int, at_once: int) -> Iterator[Any]:  # noqa: ARG002  no draw depends on it
         for start in range(0, positions.size, at_once):
             alone = [self._collate([self._dataset[int(place)]]) for place in positions[start : start + at_once]]
-            for _, alike in itertools.groupby(alone, key=_form):
-                yield _joined(list(alike))
+            alike: dict[Any, list[Any]] = {}
+            for record in alone:
+                alike.setdefault(_form(record), []).append(record)
+            yield from map(_joined, alike.values())
 
 
 def record_source(train: Any) -> RecordSource:
