@@ -31,6 +31,7 @@ from fedrep.protocol.messages import (
     statement_message,
 )
 from fedrep.protocol.model_state import ModelState, indices_of
+from fedrep.protocol.public_choice import PublicChoice
 from fedrep.protocol.silo_effects import (
     Accepted,
     Answered,
@@ -81,9 +82,8 @@ from fedrep.protocol.silo_rules import Policy, check_epsilon, check_run
 from fedrep.protocol.silo_state import SiloState
 from fedrep.protocol.silo_table import IN_ROUND, TABLE, Phase
 from fedrep.protocol.silo_trust import Chains, Trust, check_rollback, check_round_signature, check_run_signature
-from fedrep.public_coordinates import only, own_part, public_coordinates
+from fedrep.public_coordinates import only
 from fedrep.secagg.keys import Entropy, SigningKey
-from fedrep.secagg.transcript import digest
 from fedrep.sparsify import gather, propose
 
 FIRST_POLL_SECONDS = 0.1  # a round often starts just after one joined, and its clock runs from there
@@ -460,14 +460,12 @@ class SiloMachine:
             return None
         return self.state.journal.repeated_proposal(self._manifest, self._contribution.training)
 
-    def _public_coordinates(self) -> NDArray[np.int64] | None:
-        """What all members that choose like this propose together; the same while the model and the roster's size stay."""
-        start, held, manifest = self._own.public_start, self.state.model, self._manifest
+    def _public_choice(self) -> PublicChoice | None:
+        start, held = self._own.public_start, self.state.model
         if start is None or held is None:
             return None
         assert self._run is not None
-        seed = digest("fedrep/public-coordinates", self._run.buffer_seed, held.version)
-        return public_coordinates(held.vector - start, manifest.per_silo * len(manifest.roster), seed)
+        return PublicChoice.of(self._run, self._manifest, self._own.name, held, start)
 
     def _train(self, model: ModelState) -> Effects:
         """One training at a time: one for an older model is waited for, and thrown away."""
@@ -477,15 +475,16 @@ class SiloMachine:
         assert self._run is not None
         number, run = self._manifest.round, self.state.journal.ledger_name
         left = max(1, self._run.rounds - number + 1)
-        return [Train(model, number, self.state.trainer, run, left, self._public_coordinates())]
+        public = self._public_choice()
+        return [Train(model, number, self.state.trainer, run, left, public.together if public is not None else None)]
 
     def _take_training(self, trained: Trained) -> Effects:
         held, manifest = self.state.model, self._manifest
         assert held is not None
         if trained.version != manifest.model_version:
             return self._train(held)
-        public = self._public_coordinates()
-        update = trained.update if public is None else only(trained.update, public)
+        public = self._public_choice()
+        update = trained.update if public is None else only(trained.update, public.together)
         if public is not None:  # on disk with the proposal; whoever dies before that trains again, and comes by here again
             self.state = replace(self.state, memory=self.state.memory.without_residual())
         try:
@@ -544,9 +543,9 @@ class SiloMachine:
         assert self.part.ready is not None
         assert self._contribution is not None
         manifest, journal, own, contribution = self._manifest, self.state.journal, self._own, self._contribution
-        public, coordinates = self._public_coordinates(), self._repeated_proposal()
+        public, coordinates = self._public_choice(), self._repeated_proposal()
         if public is not None:
-            coordinates = own_part(public, manifest.names.index(own.name), len(manifest.roster))
+            coordinates = public.own
         if coordinates is None:
             coordinates = propose(contribution.g, manifest.per_silo, manifest.alpha, own.randomness.generator())
             save = self._save(journal=journal.charged(manifest, contribution.training, coordinates))

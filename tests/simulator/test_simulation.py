@@ -219,6 +219,16 @@ def test_a_run_that_asks_for_a_promise_is_played_by_silos_with_a_budget_and_by_n
     assert [row["outcome"] for row in result.history] == ["applied"] * 2
 
 
+def test_public_coordinates_end_with_the_same_bits_with_and_without_cryptography() -> None:
+    budget = TrainerSettings(privacy=PrivacySettings(epsilon=8.0, delta=1e-5))
+    of = {fast: Wishes(rounds=3, fast=fast).terms(RunConfig(**RUN), budget) for fast in (False, True)}
+    secure, fast = (run_simulation(of[fast], stating, central=False) for fast in (False, True))
+    assert same_bits(secure, fast)
+    assert secure.summary["epsilon_total"] == 0.0, "proposals that anybody can work out cost nothing"
+    top = replace(of[True], trainer=TrainerSettings(privacy=PrivacySettings(epsilon=8.0, delta=1e-5, coordinates="top")))
+    assert not same_bits(fast, run_simulation(top, stating, central=False))
+
+
 @pytest.mark.slow
 def test_silos_that_train_privately_say_what_their_records_cost_and_the_books_survive_an_interruption(tmp_path: Path) -> None:
     def stop_after_two(row: Row, _rounds: int) -> None:

@@ -25,6 +25,7 @@ from fedrep.protocol.goals import Totals
 from fedrep.protocol.manifests import RosterEntry, RoundManifest, RunHash, SiloName
 from fedrep.protocol.messages import Assigned, Outcome, Survivor, SurvivorSet
 from fedrep.protocol.opening import Combined, combine_buffers
+from fedrep.protocol.public_choice import PublicChoice
 from fedrep.protocol.round_closing import close_round
 from fedrep.protocol.round_effects import Noted, RoundResult
 from fedrep.protocol.run_effects import CommitRound, KeepState
@@ -34,6 +35,7 @@ from fedrep.protocol.silo_effects import Train, Trained, TrainingRefused
 from fedrep.protocol.silo_rules import check_epsilon, check_run
 from fedrep.protocol.silo_state import SiloState, TrainerState
 from fedrep.protocol.thresholds import buffers_needed, openable_buffers
+from fedrep.public_coordinates import only
 from fedrep.quantize import RingFormat, open_mean, quantize
 from fedrep.sparsify import gather, propose, union
 from fedrep_simulator.desks import Result
@@ -79,13 +81,22 @@ class ClearSilo:
             self._kept = None
         if self._kept is not None:
             return None
+        public, run = self._public(manifest), self._scene.run
         try:
-            check_epsilon(manifest, self.state.journal.ledger, self._scene.policy, 0.0)
+            if public is None:
+                check_epsilon(manifest, self.state.journal.ledger, self._scene.policy, 0.0)
         except RefusedError as error:
             self.stopped = error
             return None
-        run = self._scene.run
-        return Train(model, manifest.round, self.state.trainer, run.digest().hex(), max(1, run.rounds - manifest.round + 1))
+        left = max(1, run.rounds - manifest.round + 1)
+        together = public.together if public is not None else None
+        return Train(model, manifest.round, self.state.trainer, run.digest().hex(), left, together)
+
+    def _public(self, manifest: RoundManifest) -> PublicChoice | None:
+        start, model = self._scene.public_start, self.state.model
+        if start is None or model is None:
+            return None
+        return PublicChoice.of(self._scene.run, manifest, self.name, model, start)
 
     def offer(self, manifest: RoundManifest, trained: Result | None) -> Offer | None:
         """None for a silo that abstains."""
@@ -97,13 +108,19 @@ class ClearSilo:
             self.stopped = trained.error
         if not isinstance(trained, Trained):
             return None
-        journal = self.state.journal
+        journal, public, update = self.state.journal, self._public(manifest), trained.update
+        if public is not None:
+            self.state = replace(self.state, memory=self.state.memory.without_residual())
+            update = only(update, public.together)
         try:
-            contribution = self.state.memory.contribution(journal.last_training + 1, trained.version, trained.update)
+            contribution = self.state.memory.contribution(journal.last_training + 1, trained.version, update)
         except InvalidInputError:
             return None
-        coordinates = propose(contribution.g, manifest.per_silo, manifest.alpha, self._dice.draw())
-        self.state = replace(self.state, journal=journal.charged(manifest, contribution.training, coordinates))
+        if public is not None:
+            coordinates = public.own
+        else:
+            coordinates = propose(contribution.g, manifest.per_silo, manifest.alpha, self._dice.draw())
+            self.state = replace(self.state, journal=journal.charged(manifest, contribution.training, coordinates))
         bits = range_bits(contribution.g, manifest.clip_range, manifest.per_silo)
         self._kept = Offer(contribution, coordinates, bits, trained.state)
         return self._kept

@@ -27,6 +27,7 @@ from fedrep_simulator.people import People
 from fedrep_simulator.server import SimulatedServer, Written
 from fedrep_simulator.silo import SimulatedSilo
 from fedrep_simulator.traffic import TrafficBook
+from fedrep_trainers.layout import Vector
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Scene:
     coalition: Coalition
     seed: int
     promise: RecordPromise | None = None
+    public_start: Vector | None = None
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,15 @@ class SecurePlay:
         self.server = SimulatedServer(signed, people, standing.progress, scene.goals, scene.seed, written)
         self._silos = {
             name: SimulatedSilo(
-                name, scene.run.name, people, scene.policy, scene.coalition.drill(name), scene.seed, state, scene.promise
+                name,
+                scene.run.name,
+                people,
+                scene.policy,
+                scene.coalition.drill(name),
+                scene.seed,
+                state,
+                scene.promise,
+                scene.public_start,
             )
             for name, state in standing.silos.items()
         }

@@ -31,6 +31,7 @@ from fedrep_simulator.people import People
 from fedrep_simulator.seeds import SiloDice
 from fedrep_simulator.server import SimulatedServer
 from fedrep_simulator.traffic import TrafficBook
+from fedrep_trainers.layout import Vector
 
 
 class OneRun:
@@ -56,6 +57,7 @@ class SimulatedSilo:
         seed: int,
         state: SiloState,
         promise: RecordPromise | None = None,
+        public_start: Vector | None = None,
     ) -> None:
         self.name = name
         self.train: Train | None = None
@@ -66,7 +68,7 @@ class SimulatedSilo:
         self._polled: tuple[int, bool] | None = None
         dice = SiloDice(seed, name, lambda: self.machine.part.manifest.round if self.machine.part is not None else 0)
         key = people.silos[name].signing_key
-        own = SiloIdentity(name, lambda: key, people.trust, policy, drill, OneRun(), dice.randomness(), promise)
+        own = SiloIdentity(name, lambda: key, people.trust, policy, drill, OneRun(), dice.randomness(), promise, public_start)
         self.machine = SiloMachine(own, Conduct(run_name), state)
 
     @property

@@ -76,6 +76,7 @@ class Terms:
             Coalition(self.attack, attackers, manifest, self.seed),
             self.seed,
             RecordPromise(budget.epsilon, budget.delta) if budget is not None else None,
+            initial if budget is not None and budget.coordinates == "public" else None,
         )
 
     def _manifest(self, layout: ModelLayout, initial: Vector) -> RunManifest:
