@@ -43,17 +43,17 @@ def work(job: Job, report: Report | None = None) -> str:
     """Run one cell on one thread and save it."""
     import torch
 
-    from fedrep_lab.measurements import MEASUREMENTS, measure
+    from fedrep_lab.measurements import TASKS, measure
     from fedrep_lab.simulation import play
 
     torch.set_num_threads(1)
-    if job.cell.task in MEASUREMENTS:
-        outcome = measure(job.cell)
+    if job.cell.task in TASKS:
+        outcome = measure(job.cell, job.data_dir)
     elif job.cell.task == "train":
         tell = None if report is None else lambda done, total: report(job.key, done, total)
         outcome = play(job.cell, job.data_dir, tell, job.device)
     else:
-        raise SettingsError(f"There is no task {job.cell.task!r}; choose train, {', '.join(MEASUREMENTS)}.")
+        raise SettingsError(f"There is no task {job.cell.task!r}; choose train, {', '.join(TASKS)}.")
     ResultFolder(job.folder).save(job.experiment, job.preset, job.cell, outcome)
     return job.key
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedrep_lab.catalogue import Experiment
 from fedrep_lab.results import Result
-from fedrep_lab.scores import best_rate, grouped, label, shown, values_of, varying
+from fedrep_lab.scores import best_rate, grouped, label, place_name, places_of, shown, varying
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,7 +34,7 @@ def draw(experiment: Experiment, results: Sequence[Result]) -> bytes | None:
         if experiment.figure.kind == "curves":
             _curves(axis, experiment, cells, results)
         else:
-            _points(axis, experiment, cells)
+            _points(axis, experiment, cells, results)
         axis.set_title(title, fontsize=9)
         axis.grid(visible=True, alpha=0.3)
     for axis in axes[len(panels) :]:
@@ -74,12 +74,12 @@ def _accuracies(result: Result, length: int) -> list[float]:
     return found + [found[-1]] * (length - len(found))
 
 
-def _points(axis: Axes, experiment: Experiment, cells: list[Result]) -> None:
+def _points(axis: Axes, experiment: Experiment, cells: list[Result], everything: Sequence[Result]) -> None:
     drawn = experiment.figure
-    places = values_of(cells, drawn.x)
-    positions: dict[str, float] = {str(place): float(number) for number, place in enumerate(places)}
+    places = [place_name(drawn.x, place) for place in places_of(everything, drawn.x)]  # panels share an axis
+    positions = {place: float(number) for number, place in enumerate(places)}
     for text, members in sorted(grouped(cells, lambda result: label(result, drawn.lines)).items()):
-        by_place = grouped(members, lambda result: str(getattr(result.cell, drawn.x)))
+        by_place = grouped(members, lambda result: place_name(drawn.x, getattr(result.cell, drawn.x)))
         xs = [positions[place] for place in positions if place in by_place]
         ys = [
             statistics.fmean(float(one.metrics[drawn.y]) for one in best_rate(by_place[place]))
@@ -87,7 +87,7 @@ def _points(axis: Axes, experiment: Experiment, cells: list[Result]) -> None:
             if place in by_place
         ]
         axis.plot(xs, ys, marker="o", label=text, linewidth=1.0, markersize=4)
-    axis.set_xticks(list(positions.values()), list(positions), rotation=30 if len(str(places[-1])) > 5 else 0, fontsize=8)
+    axis.set_xticks(list(positions.values()), list(positions), rotation=30 if len(places[-1]) > 5 else 0, fontsize=8)
     axis.set_xlabel(AXES.get(drawn.x, shown(drawn.x, "").split(" = ")[0]), fontsize=8)
     axis.set_ylabel(AXES.get(drawn.y, drawn.y), fontsize=8)
     axis.tick_params(labelsize=8)

@@ -15,6 +15,7 @@ from fedrep.sparsify import propose, top_k
 from fedrep_lab.cell import Cell
 from fedrep_lab.lying_server import best_linear_estimate
 from fedrep_lab.methods.interface import Seating
+from fedrep_lab.record_noise import update_noise
 
 PARAMETERS = 20_000
 _REPEATS = 8
@@ -55,7 +56,7 @@ def regression(cell: Cell, rng: np.random.Generator) -> dict[str, float]:
     groups, sums = [], []
     seating = Seating.of(cell, rng)
     for number in range(cell.rounds):
-        updates = persistent + rng.normal(size=(cell.m, d))
+        updates = persistent + update_noise(cell) * rng.normal(size=(cell.m, d))
         for group in seating.groups(number):
             groups.append(group)
             sums.append(updates[group].sum(axis=0))

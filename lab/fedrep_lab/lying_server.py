@@ -2,7 +2,7 @@
 
 Each silo's local update is its persistent one plus as much noise of fresh minibatches, from a model that the server holds still.
 What a silo keeps between two trainings is decided by the service's own error memory. `by_design` is the correlation that the same
-number of fresh trainings in the same groups would give a server that only looks.
+number of fresh trainings in the same groups would give a server that only looks. With a record epsilon the noise is larger.
 
 `tiny_range_skipped`: R = 1e-6, so that sums are sums of signs, and every round is opened and denied. `tiny_range_applied`: the
 same R, answered with G = 0. `kept_closed`: one silo is kept from being opened while its mates are. `opened_more`: one silo is
@@ -25,6 +25,7 @@ from fedrep.sparsify import Coordinates, propose, top_k, union
 from fedrep_lab.cell import Cell
 from fedrep_lab.methods.fedrep import after_giving_up, after_opening
 from fedrep_lab.methods.interface import Matrix, Seating, Vector
+from fedrep_lab.record_noise import update_noise
 
 _TINY = 1e-6
 _PARAMETERS = 2_000
@@ -33,15 +34,16 @@ _VICTIMS = 8
 
 def best_linear_estimate(cell: Cell, groups: list[NDArray[np.int64]], sums: list[NDArray[np.float64]]) -> NDArray[np.float64]:
     """Ridge: the prior variance of an update is one, the noise of a sum that of s silos; for Gaussians nothing is better."""
+    noise = cell.s * update_noise(cell) ** 2
     design = np.zeros((len(groups), cell.m))
     for row, group in zip(design, groups, strict=True):
         row[group] = 1.0
-    return np.linalg.solve(design.T @ design + cell.s * np.eye(cell.m), design.T @ np.array(sums)).astype(np.float64)
+    return np.linalg.solve(design.T @ design + noise * np.eye(cell.m), design.T @ np.array(sums)).astype(np.float64)
 
 
-def local_updates(persistent: Matrix, number: int, rng: np.random.Generator) -> Matrix:  # noqa: ARG001  of that round
+def local_updates(cell: Cell, persistent: Matrix, number: int, rng: np.random.Generator) -> Matrix:  # noqa: ARG001  of that round
     """Silos train again, from the same model."""
-    return persistent + rng.normal(size=persistent.shape).astype(np.float32)
+    return persistent + np.float32(update_noise(cell)) * rng.normal(size=persistent.shape).astype(np.float32)
 
 
 def tiny_range_skipped(cell: Cell, rng: np.random.Generator) -> dict[str, float]:
@@ -56,7 +58,7 @@ def tiny_range_skipped(cell: Cell, rng: np.random.Generator) -> dict[str, float]
     honest: list[NDArray[np.float64]] = []
     first = persistent
     for number in range(cell.rounds):
-        updates = local_updates(persistent, number, rng)
+        updates = local_updates(cell, persistent, number, rng)
         first = updates if number == 0 else first
         g = memory + updates
         sent = np.stack([quantize(row, _TINY, ring, rng).dequantized for row in g])
@@ -102,9 +104,9 @@ def _one_sum(
         persistent = rng.normal(size=(cell.s, _PARAMETERS)).astype(np.float32)
         memory = np.zeros_like(persistent)
         for number in range(cell.rounds):
-            g = memory + local_updates(persistent, number, rng)
+            g = memory + local_updates(cell, persistent, number, rng)
             memory = np.stack([kept(silo, memory[silo], g[silo], agreed) for silo in range(cell.s)])
-        updates = local_updates(persistent, cell.rounds, rng)
+        updates = local_updates(cell, persistent, cell.rounds, rng)
         found.append(_correlation((memory + updates).sum(axis=0), persistent[0]))
         design.append(_correlation(updates.sum(axis=0), persistent[0]))
     return {"correlation": float(np.mean(found)), "by_design": float(np.mean(design))}
@@ -123,14 +125,14 @@ def opened_more(cell: Cell, rng: np.random.Generator) -> dict[str, float]:
         for number in range(cell.rounds):
             mates = _mates(seating, number)
             opened = [0, *mates[np.argsort(times[mates], kind="stable")][: least - 1].tolist()]
-            g = memory[opened] + persistent[opened] + rng.normal(size=(len(opened), _PARAMETERS)).astype(np.float32)
+            g = memory[opened] + local_updates(cell, persistent[opened], number, rng)
             agreed = union([top_k(row, k) for row in g])  # a silo submits only if I holds all that it proposed
             for row, silo in zip(g, opened, strict=True):
                 memory[silo] = after_opening(memory[silo], row, agreed, row[agreed], np.inf)
             times[opened] += 1
         mates = _mates(seating, cell.rounds)
         last = [0, *mates[np.argsort(times[mates], kind="stable")][: least - 1].tolist()]
-        updates = persistent[last] + rng.normal(size=(len(last), _PARAMETERS)).astype(np.float32)
+        updates = local_updates(cell, persistent[last], cell.rounds, rng)
         found.append(_correlation((memory[last] + updates).sum(axis=0), persistent[0]))
         design.append(_correlation(updates.sum(axis=0), persistent[0]))
     return {"correlation": float(np.mean(found)), "by_design": float(np.mean(design))}
@@ -149,7 +151,8 @@ def subsets(cell: Cell, rng: np.random.Generator) -> dict[str, float]:
     found = []
     for _ in range(_VICTIMS):
         persistent = rng.normal(size=(cell.s, _PARAMETERS))
-        sums = [(persistent[group] + rng.normal(size=(group.size, _PARAMETERS))).sum(axis=0) for group in groups]
+        noise = update_noise(cell)
+        sums = [(persistent[group] + noise * rng.normal(size=(group.size, _PARAMETERS))).sum(axis=0) for group in groups]
         found.append(_mean_correlation(best_linear_estimate(cell, groups, sums)[: cell.s], persistent))
     return {"correlation": float(np.mean(found))}
 
@@ -161,8 +164,8 @@ def frequency(cell: Cell, rng: np.random.Generator) -> dict[str, float]:
     for _ in range(_VICTIMS):
         persistent = rng.normal(size=_PARAMETERS).astype(np.float32)
         memory, counts = np.zeros_like(persistent), np.zeros(_PARAMETERS)
-        for _ in range(cell.rounds):
-            g = memory + persistent + rng.normal(size=_PARAMETERS).astype(np.float32)
+        for number in range(cell.rounds):
+            g = memory + local_updates(cell, persistent, number, rng)
             proposal = propose(g, k, cell.alpha, rng)
             counts[proposal] += 1
             memory = after_opening(memory, g, proposal, g[proposal], np.inf)

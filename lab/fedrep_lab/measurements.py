@@ -12,6 +12,7 @@ import numpy as np
 from fedrep_lab import leaks, lying_server
 from fedrep_lab.attendance import attendance
 from fedrep_lab.cell import Cell
+from fedrep_lab.membership import membership
 
 MEASUREMENTS: dict[str, Callable[[Cell, np.random.Generator], dict[str, float]]] = {
     "own_coordinates": leaks.own_coordinates,
@@ -26,12 +27,16 @@ MEASUREMENTS: dict[str, Callable[[Cell, np.random.Generator], dict[str, float]]]
     "attendance": attendance,
 }
 
+ON_DATA: dict[str, Callable[[Cell, np.random.Generator, Path | None], dict[str, float]]] = {"membership": membership}
+TASKS = (*MEASUREMENTS, *ON_DATA)
 
-def measure(cell: Cell, data_dir: Path | None = None) -> dict[str, Any]:  # noqa: ARG001  like a training cell
+
+def measure(cell: Cell, data_dir: Path | None = None) -> dict[str, Any]:
     started, busy = time.perf_counter(), time.process_time()
-    metrics = MEASUREMENTS[cell.task](cell, np.random.default_rng(cell.seed))
+    rng = np.random.default_rng(cell.seed)
+    metrics = ON_DATA[cell.task](cell, rng, data_dir) if cell.task in ON_DATA else MEASUREMENTS[cell.task](cell, rng)
     return {
-        "parameters": leaks.PARAMETERS,
+        "parameters": int(metrics.pop("parameters", leaks.PARAMETERS)),
         "metrics": metrics,
         "history": [],
         "seconds": round(time.perf_counter() - started, 2),

@@ -6,32 +6,23 @@ by the service, where whoever knows the seed can subtract the noise.
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedrep.record_privacy import Budget
 from fedrep.sparsify import Coordinates
 from fedrep_lab.cell import Cell
 from fedrep_lab.clipped_sums import ClippedSums
+from fedrep_lab.record_noise import noise_of
 from fedrep_lab.shards import Matrix, Shards, Vector, rounds_of
 from fedrep_trainers.batches import derived_seed
 from fedrep_trainers.datasets import ImageDataset
-from fedrep_trainers.record_accountant import noise_for
 from fedrep_trainers.schedule import learning_rate
 from fedrep_trainers.trainer import Evaluation
 
 _AT_ONCE = 512  # samples; more do not fit the cache
 _SAMPLE, _NOISE = 20, 21  # streams of random numbers
-
-
-@lru_cache(maxsize=64)
-def noise_of(epsilon: float, delta: float, rate: float, steps: int, rounds: int) -> float:
-    """Standard deviation of the noise in units of the clip norm."""
-    return noise_for(Budget(epsilon, delta), rate, steps, rounds)
 
 
 class PrivateSilos:

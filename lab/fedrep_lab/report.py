@@ -15,10 +15,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from fedrep.errors import NotFoundError
 from fedrep_lab.catalogue import Experiment, load_experiments, load_presets
+from fedrep_lab.comparisons import Verdict
 from fedrep_lab.figures import draw
 from fedrep_lab.results import Result, ResultFolder, tables_of
 from fedrep_lab.scores import values_of
-from fedrep_lab.verdicts import Verdict, judge
+from fedrep_lab.verdicts import judge
 from fedrep_runtime.files import write_atomically
 
 _SIZES = ("paper", "laptop", "smoke")

@@ -47,8 +47,20 @@ def varying(results: Sequence[Result], names: Sequence[str]) -> list[str]:
     return [name for name in names if len(values_of(results, name)) > 1]
 
 
+def places_of(results: Iterable[Result], name: str) -> list[Any]:
+    """The values of a setting as an axis has them: where 0 stands for no limit at all, it comes last."""
+    found = values_of(results, name)
+    return found if name not in _ZERO_IS_NONE else [value for value in found if value] + [value for value in found if not value]
+
+
+def place_name(name: str, value: Any) -> str:
+    return "none" if name in _ZERO_IS_NONE and not value else str(value)
+
+
 def label(result: Result, names: Sequence[str]) -> str:
-    return ", ".join(text for name in names if (text := shown(name, getattr(result.cell, name))))
+    # Only FedREP chooses coordinates.
+    told = [name for name in names if name != "selection" or result.cell.method == "fedrep"]
+    return ", ".join(text for name in told if (text := shown(name, getattr(result.cell, name))))
 
 
 def shown(name: str, value: Any) -> str:
@@ -73,10 +85,12 @@ METHOD_NAMES = {
     "central": "central training",
     "clt_k": "CLT-K",
 }
+_ZERO_IS_NONE = {"record_epsilon"}
 SYMBOLS = {
     "ratio": "K/d",
     "interval": "I",
     "ring_bits": "ring bits",
+    "record_epsilon": "record epsilon",
     "coordinate_attack": "coordinates",
     "dirichlet_alpha": "Dirichlet",
 }

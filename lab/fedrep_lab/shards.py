@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
+from torch.func import functional_call
 
 from fedrep.errors import SettingsError
 from fedrep_lab.cell import Cell
@@ -72,7 +76,7 @@ class Shards:
     def __init__(self, cell: Cell, dataset: ImageDataset, module: nn.Module, device: str) -> None:
         self.settings = [trainer_settings(cell, dataset, silo, device) for silo in range(cell.m)]
         self.device = choose_device(device)
-        self._plain = plain = Preparation(dataset.full_scale, dataset.mean, dataset.std, self.device)
+        self.plain = plain = Preparation(dataset.full_scale, dataset.mean, dataset.std, self.device)
         varied = replace(plain, augment=self.settings[0].augments)
         self._held = shards = [shard_indices(settings, dataset) for settings in self.settings]
         self._images = [silo_images(cell, dataset, silo) for silo in range(cell.m)]
@@ -97,4 +101,16 @@ class Shards:
 
     def images(self, silo: int, places: NDArray[np.int64]) -> Batch:
         """Some of a silo's images by their places in its shard, as they are."""
-        return self._plain.batch(self._images[silo], self._held[silo][places], None)
+        return self.plain.batch(self._images[silo], self._held[silo][places], None)
+
+
+def flat_loss(module: nn.Module) -> Callable[..., Any]:
+    """The loss as a function of one flat vector, so that its gradient is flat too."""
+    shapes = [(name, parameter.shape, parameter.numel()) for name, parameter in module.named_parameters()]
+
+    def loss(flat: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+        pieces = torch.split(flat, [count for _, _, count in shapes])
+        named = {name: piece.view(shape) for piece, (name, shape, _) in zip(pieces, shapes, strict=True)}
+        return nn.functional.cross_entropy(functional_call(module, named, (inputs,)), targets)
+
+    return loss

@@ -10,20 +10,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import grad_and_value, vmap
 
 from fedrep.errors import SettingsError
 from fedrep.sparsify import Coordinates
 from fedrep_lab.cell import Cell
 from fedrep_lab.models import model_of
 from fedrep_lab.private_silos import PrivateSilos
-from fedrep_lab.shards import Matrix, Shards, Vector, load_dataset
+from fedrep_lab.shards import Matrix, Shards, Vector, flat_loss, load_dataset
 from fedrep_trainers.datasets import ImageDataset
 from fedrep_trainers.schedule import learning_rate
 from fedrep_trainers.torch_trainer import TorchTrainer
@@ -67,7 +67,7 @@ class StackedSilos:
         self.samples = self._shards.samples
         self._momentum = torch.zeros(cell.m, self.parameters, device=self._shards.device) if cell.beta else None
         self._step = 0
-        self._gradients = vmap(grad_and_value(_loss_of(module)))
+        self._gradients = vmap(grad_and_value(flat_loss(module)))
 
     def initial(self) -> Vector:
         return self._shards.judge.initial()
@@ -120,15 +120,3 @@ class LoopedSilos:
 
     def updates(self, model: Vector, round_number: int, coordinates: Coordinates | None = None) -> Matrix:  # noqa: ARG002
         return np.stack([model - trainer.train(model, round_number).model for trainer in self._trainers])
-
-
-def _loss_of(module: nn.Module) -> Callable[..., Any]:
-    """The loss as a function of one flat vector, so that its gradient is flat too."""
-    shapes = [(name, parameter.shape, parameter.numel()) for name, parameter in module.named_parameters()]
-
-    def loss(flat: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-        pieces = torch.split(flat, [count for _, _, count in shapes])
-        named = {name: piece.view(shape) for piece, (name, shape, _) in zip(pieces, shapes, strict=True)}
-        return nn.functional.cross_entropy(functional_call(module, named, (inputs,)), targets)
-
-    return loss

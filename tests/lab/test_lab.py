@@ -28,19 +28,22 @@ from fedrep_cli.main import main
 from fedrep_lab import attendance, engines, lying_server, verdicts
 from fedrep_lab.catalogue import experiment_from, experiment_names, load_experiment, load_experiments
 from fedrep_lab.cell import Cell
+from fedrep_lab.comparisons import FAILS, HOLDS, UNTESTED
 from fedrep_lab.figures import draw
 from fedrep_lab.measurements import measure
 from fedrep_lab.methods.interface import Seating, Vector
 from fedrep_lab.report import write_report
 from fedrep_lab.results import Result, ResultFolder
 from fedrep_lab.running import Plan, missing_jobs, run_experiments
-from fedrep_lab.verdicts import FAILS, HOLDS, UNTESTED, VERDICTS, judge
+from fedrep_lab.scores import place_name, places_of
+from fedrep_lab.verdicts import VERDICTS, judge
 from tests.harness.processes import python
 from tests.protocol.federation import Federation as InProcess
 from tests.protocol.federation import Silo
 
 QUIET = Console(file=io.StringIO())
 REPOSITORY = Path(__file__).parents[2]
+LEAK_COLUMNS = ("task", "s", "alpha", "rounds", "reshuffle_every")
 
 
 @pytest.fixture(scope="module")
@@ -253,21 +256,34 @@ def test_the_list_is_json_on_request(capsys: pytest.CaptureFixture[str]) -> None
     assert [row["name"] for row in listed["experiments"]] == experiment_names()
 
 
-def test_the_threat_model_states_the_figures_that_the_verdict_on_leaks_compares_with() -> None:
-    experiment = load_experiment("leaks")
+@pytest.mark.parametrize(
+    ("name", "heading", "columns"),
+    [
+        ("leaks", "How large the leaks of the sums are", LEAK_COLUMNS),
+        ("private_leaks", "What is left of them with record-level privacy", (*LEAK_COLUMNS, "record_epsilon")),
+    ],
+)
+def test_the_threat_model_states_the_figures_that_the_verdicts_on_leaks_compare_with(
+    name: str, heading: str, columns: tuple[str, ...]
+) -> None:
+    experiment = load_experiment(name)
     basis = experiment.tables["stated"]
-    section = (
-        (REPOSITORY / basis["page"]).read_text().partition("### How large the leaks of the sums are\n")[2].partition("\n#")[0]
-    )
+    section = (REPOSITORY / basis["page"]).read_text().partition(f"### {heading}\n")[2].partition("\n#")[0]
     _, _, *rows = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in section.splitlines() if line.startswith("|")]
-    columns = ("task", "s", "alpha", "rounds", "reshuffle_every")
     assert rows == [
         [*(str(stated.settings.get(name, "")) for name in columns), stated.metric, str(stated.figure)]
         for stated in experiment.stated()
     ]
     assert all(set(stated.settings) <= set(columns) for stated in experiment.stated())
-    assert f"m = {basis['settings']['m']} and K = {basis['settings']['ratio']} d" in section
     assert f"within {basis['within']} of this table" in section
+    if name == "leaks":
+        assert f"m = {basis['settings']['m']} and K = {basis['settings']['ratio']} d" in section
+    else:
+        shared = experiment.tables["cells"]
+        silo = shared["method_settings"]
+        assert f"{silo['records']:,} records and a model of {silo['parameters']:,} parameters" in section
+        assert f"batches of {shared['batch_size']} and delta = 1e-5" in section
+        assert {cell.record_delta for cell in experiment.cells("laptop")} == {1e-5}
 
 
 def measured_leaks(**changes: Any) -> list[Result]:
@@ -288,6 +304,18 @@ def test_the_verdict_on_leaks_compares_with_the_page_and_with_nothing_else(monke
     assert judge("leaks", "laptop", results).status == FAILS
 
 
+def test_record_level_privacy_makes_every_leak_of_an_update_smaller_by_what_the_page_states() -> None:
+    cells = load_experiment("private_leaks").cells("laptop")
+    results = [Result("private_leaks", "laptop", cell, {}, 0, measure(cell)["metrics"], [], 0.0, 0.0) for cell in cells]
+    found = judge("private_leaks", "laptop", results)
+    assert (found.status, found.sentence) == (HOLDS, "12 of 12 measured within 0.05 of the figures in docs/threat-model.md.")
+    for cell, result in zip(cells, results, strict=True):
+        if cell.record_epsilon == 8.0:
+            stronger = next(r for r in results if r.cell == replace(cell, record_epsilon=1.0))
+            without = measure(replace(cell, record_epsilon=0.0))["metrics"]["correlation"]
+            assert without > result.metrics["correlation"] > stronger.metrics["correlation"]
+
+
 @pytest.mark.parametrize("task", ["tiny_range_skipped", "tiny_range_applied", "kept_closed"])
 def test_lying_gives_the_server_no_more_than_fresh_trainings_do(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
     cell = Cell(task=task, m=8, s=2, f=0, rounds=20, reshuffle_every=1)
@@ -298,7 +326,9 @@ def test_lying_gives_the_server_no_more_than_fresh_trainings_do(task: str, monke
         monkeypatch.setattr(lying_server, name, _kept_by_version_1)
     if task == "tiny_range_skipped":
         train = lying_server.local_updates
-        monkeypatch.setattr(lying_server, "local_updates", lambda p, number, rng: train(p, 0, rng) if number == 0 else 0 * p)
+        monkeypatch.setattr(
+            lying_server, "local_updates", lambda cell, p, number, rng: train(cell, p, 0, rng) if number == 0 else 0 * p
+        )
     assert measure(cell)["metrics"]["correlation"] > design + 0.05
 
 
@@ -401,6 +431,59 @@ def test_the_verdict_on_dropouts_knows_what_silence_may_cost_and_no_spread_excus
     assert found.status == FAILS
     assert [(row["margin"], row["as claimed"]) for row in found.rows] == [(0.03, "yes"), (0.02, "no")]
     assert "s = 4: dropouts of 30% and none: 0.825 against 0.850" in found.sentence
+
+
+def test_the_verdict_on_records_asks_for_a_tenth_at_most_at_epsilon_8_whatever_the_spread() -> None:
+    def results(private: float) -> list[Result]:
+        open_ = [made_up(a, rule="median", attack="alie", seed=seed) for seed, a in enumerate((0.75, 0.85))]
+        mean = [made_up(0.8, rule="mean", attack="alie"), made_up(0.1, rule="mean", attack="alie", record_epsilon=8.0)]
+        return [*open_, *mean, made_up(private, rule="median", attack="alie", record_epsilon=8.0, selection="moved")]
+
+    found = judge("records", "laptop", results(0.71))
+    assert found.status == HOLDS, "what the mean loses under attack is claimed by nobody"
+    assert {"comparison": "median, moved, alie", "epsilon 8": 0.71} in found.rows
+    failed = judge("records", "laptop", results(0.69))
+    assert failed.status == FAILS
+    assert "median, K/d = 0.05, alie: epsilon = 8 and none: 0.690 against 0.800" in failed.sentence
+
+
+def test_the_verdict_on_selection_compares_with_every_rival_with_and_without_memory() -> None:
+    forgetful = {"memory": False}
+    results = [
+        made_up(0.75, selection="moved"),
+        made_up(0.5, selection="top_k", rate=2.0),
+        made_up(0.6, selection="top_k", rate=30.0),
+        made_up(0.7, selection="top_k", method_settings=forgetful),
+        made_up(0.2, selection="random"),
+    ]
+    found = judge("record_selection", "laptop", results)
+    assert found.status == HOLDS
+    assert {row["comparison"]: row["right"] for row in found.rows} == {
+        "none: moved and top_k": 0.6,
+        "none: moved and top_k without memory": 0.7,
+        "none: moved and random": 0.2,
+    }
+    near = [*results[:3], made_up(0.74, selection="top_k", method_settings=forgetful), results[4]]
+    assert judge("record_selection", "laptop", near).status == FAILS
+
+
+def test_the_verdict_on_membership_wants_an_attack_that_works_and_a_bound_that_holds() -> None:
+    def result(epsilon: float, advantage: float, bound: float) -> Result:
+        names = ("advantage", "least", "most")
+        metrics = {"bound": bound} | {f"{test}_{name}": advantage for test in ("loss", "ratio") for name in names}
+        cell = Cell(task="membership", record_epsilon=epsilon)
+        return Result("membership", "laptop", cell, {}, 1000, metrics, [], 0.0, 0.0)
+
+    assert judge("membership", "laptop", [result(0.0, 0.9, 1.0), result(1.0, 0.4, 0.46)]).status == HOLDS
+    assert judge("membership", "laptop", [result(0.0, 0.9, 1.0), result(1.0, 0.5, 0.46)]).status == FAILS
+    weak = judge("membership", "laptop", [result(0.0, 0.1, 1.0), result(1.0, 0.1, 0.46)])
+    assert (weak.status, "too weak" in weak.sentence) == (FAILS, True)
+    assert judge("membership", "laptop", [result(1.0, 0.4, 0.46)]).status == UNTESTED
+
+
+def test_no_privacy_at_all_is_the_last_place_of_the_axis() -> None:
+    results = [made_up(0.8, record_epsilon=value) for value in (0.0, 8.0, 1.0)]
+    assert [place_name("record_epsilon", place) for place in places_of(results, "record_epsilon")] == ["1.0", "8.0", "none"]
 
 
 def test_a_verdict_takes_the_best_rate_and_the_mean_over_seeds() -> None:

@@ -144,7 +144,7 @@ def test_public_coordinates_follow_from_the_model_and_the_round_and_nothing_else
         assert agreed is not None
         assert elsewhere is not None
         assert np.array_equal(agreed, elsewhere)
-        assert agreed.size == round(0.1 * one.model.size)
+        assert agreed.size == cell.m * (round(0.1 * one.model.size) // cell.m)
         before = one.model.copy()
         assert one.advance(number)
         changed = np.flatnonzero(one.model != before)

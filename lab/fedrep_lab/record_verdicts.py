@@ -1,0 +1,93 @@
+"""Verdicts on training with record-level privacy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fedrep_lab.comparisons import FAILS, HOLDS, UNTESTED, Checks, Verdict
+from fedrep_lab.results import Result
+from fedrep_lab.scores import score, select, values_of
+
+PRIVACY_COSTS = 0.1  # accuracy, at most, at PRIVACY_AT
+PRIVACY_AT = 8.0
+TELLS = 0.5  # an attack whose advantage is less without privacy is too weak to say anything
+
+
+def records(results: Sequence[Result]) -> Verdict:
+    """For every rule, attack and way of sending: epsilon = 8 against the same rule and attack without privacy."""
+    checks = Checks(results)
+    for rule in values_of(results, "rule"):
+        for method in values_of(results, "method"):
+            for attack in values_of(results, "attack"):
+                same = {"rule": rule, "method": method, "attack": attack}
+                if rule == "mean" and attack != "none":  # no rule at all: shown in the figure, and claimed by nobody
+                    continue
+                what = (
+                    f"{rule}, {'all values' if method == 'share' else 'K/d = 0.05'}, {attack}: epsilon = {PRIVACY_AT:g} and none"
+                )
+                private, open_ = {**same, "record_epsilon": PRIVACY_AT}, {**same, "record_epsilon": 0.0}
+                checks.compare(what, private, open_, "not_below", within=PRIVACY_COSTS)
+    found = checks.verdict()
+    return Verdict(found.status, found.sentence, [*found.rows, *_by_epsilon(results)])
+
+
+def _by_epsilon(results: Sequence[Result]) -> list[dict[str, Any]]:
+    """Every accuracy, for the page: one row per rule, way of sending, selection and attack."""
+    rows = []
+    for rule in values_of(results, "rule"):
+        for method in values_of(results, "method"):
+            for selection in values_of(select(results, rule=rule, method=method), "selection"):
+                for attack in values_of(results, "attack"):
+                    same = {"rule": rule, "method": method, "selection": selection, "attack": attack}
+                    cells = select(results, **same)
+                    accuracies = {
+                        f"epsilon {value:g}" if value else "none": round(found, 4)
+                        for value in values_of(results, "record_epsilon")
+                        if (found := score(cells, record_epsilon=value)) is not None
+                    }
+                    sends = "all values" if method == "share" else selection
+                    if accuracies:
+                        rows.append({"comparison": f"{rule}, {sends}, {attack}", **accuracies})
+    return rows
+
+
+def record_selection(results: Sequence[Result]) -> Verdict:
+    """Each selection at the best of its rates; with top_k, memory kept and reset are two."""
+    checks = Checks(results)
+    for attack in values_of(results, "attack"):
+        best = {"attack": attack, "selection": "moved"}
+        for selection in values_of(results, "selection"):
+            for settings in values_of(select(results, selection=selection), "method_settings"):
+                if selection == "moved":
+                    continue
+                rival = {"attack": attack, "selection": selection, "method_settings": settings}
+                kept = "" if settings.get("memory", True) else " without memory"
+                checks.compare(f"{attack}: moved and {selection}{kept}", best, rival, "above")
+    return checks.verdict()
+
+
+def membership(results: Sequence[Result]) -> Verdict:
+    rows = []
+    above, weak, private = [], [], 0
+    for result in sorted(results, key=lambda one: one.cell.record_epsilon):
+        epsilon, found = result.cell.record_epsilon, result.metrics
+        row: dict[str, Any] = {"record epsilon": f"{epsilon:g}" if epsilon else "none", "bound": round(found["bound"], 4)}
+        for name in ("loss", "ratio"):
+            row[f"by {name}"] = round(found[f"{name}_advantage"], 3)
+            row[f"95 % of {name}"] = f"{found[f'{name}_least']:.3f} to {found[f'{name}_most']:.3f}"
+        rows.append(row)
+        best = max(found["loss_advantage"], found["ratio_advantage"])
+        if not epsilon:
+            weak += [best] if best < TELLS else []
+        else:
+            private += 1
+            # The measured figure itself has to lie below, not only its lower confidence limit.
+            above += [epsilon] if best > found["bound"] else []
+    if private == len(results) or not private:
+        return Verdict(UNTESTED, "Trainings with and without privacy are both needed.", rows)
+    if above:
+        return Verdict(FAILS, f"More than the bound was measured at epsilon {', '.join(f'{value:g}' for value in above)}.", rows)
+    if weak:
+        return Verdict(FAILS, f"The attack is too weak to tell anything: without privacy its advantage is {weak[0]:.3f}.", rows)
+    return Verdict(HOLDS, f"The advantage is below the bound for each of {private} epsilons.", rows)
