@@ -25,6 +25,7 @@ PACKAGES = {
     "": (),
     "server": ("fedrep_server", "fedrep_identity", "fedrep_runtime"),
     "client": ("fedrep_silo", "fedrep_simulator", "fedrep_trainers", "fedrep_identity", "fedrep_runtime"),
+    "client-light": ("fedrep_silo", "fedrep_identity", "fedrep_runtime"),
     "dashboard": ("fedrep_dashboard", "fedrep_identity", "fedrep_runtime"),
     "lab": ("fedrep_lab", "fedrep_trainers"),
 }
@@ -33,6 +34,7 @@ UNWANTED = {
     "": {"grpcio", "pydantic-settings", "safetensors", "sqlalchemy", "fastapi", "torch"},
     "server": {"torch", "scikit-learn", "fastapi", "matplotlib"},
     "client": {"sqlalchemy", "psycopg", "fastapi", "matplotlib"},
+    "client-light": {"torch", "torchvision", "scikit-learn", "sqlalchemy", "fastapi", "matplotlib"},
     "dashboard": {"torch", "scikit-learn", "sqlalchemy", "psycopg", "matplotlib"},
     "lab": {"grpcio", "sqlalchemy", "fastapi"},
 }
@@ -66,6 +68,7 @@ def test_whatever_a_wheel_installs_at_top_level_starts_with_fedrep(wheel: zipfil
         ("lab", "fedrep_lab/templates/*"),
         ("services/server", "fedrep_server/migrations/versions/0*.py"),
         ("services/trainers", "fedrep_trainers/*.py"),
+        ("services/cli", "fedrep_cli/templates/*/*"),
         ("dashboard", "fedrep_dashboard/static/assets/*"),
     ],
 )
@@ -88,6 +91,18 @@ def modules_of(wheel: zipfile.ZipFile, extra: str) -> list[str]:
         return top in PACKAGES[extra] or any(module == command or module.startswith(f"{command}_") for command in own)
 
     return sorted(name for name in (file.replace("/", ".") for file in files) if belongs(name) and name != RUN_BY_ALEMBIC)
+
+
+def test_a_silo_whose_trainer_is_numpy_needs_no_torch(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+    """The command that a silo's operator calls first, with the template that names this extra."""
+    environment = LinkedEnvironment.create(tmp_path / "environment", wheel, "client-light")
+    run = [str(environment.python), "-I", "-m", "fedrep_cli.main"]
+    subprocess.run([*run, "new", "light", "--template", "numpy"], cwd=tmp_path, check=True)
+    checked = subprocess.run([*run, "client", "check", "--json"], cwd=tmp_path / "light", capture_output=True, text=True)
+    rows = {row["check"]: row for row in json.loads(checked.stdout)["findings"]}
+    assert rows["one training"]["outcome"] == "ok"
+    assert {row["outcome"] for name, row in rows.items() if name.startswith("trainer: ")} == {"ok"}
+    assert checked.stderr == ""
 
 
 @pytest.mark.parametrize("extra", PACKAGES, ids=lambda extra: extra or "no extra")

@@ -28,6 +28,7 @@ class Command(NamedTuple):
 COMMANDS: Final[dict[str, Command]] = {
     "demo": Command("fedrep_cli.demo:app", "A whole federation on this machine, attackers and dashboard included.", "client"),
     "simulate": Command("fedrep_cli.simulate:app", "Your trainer with many silos and attackers, in this process.", "client"),
+    "new": Command("fedrep_cli.new:app", "A folder with a trainer of your own that works at once; five templates."),
     "server": Command("fedrep_cli.server:app", "Run the federation server; init, check, backup, restore.", "server"),
     "run": Command("fedrep_cli.run:app", "Create, watch and steer runs as an admin.", "server"),
     "client": Command("fedrep_cli.client:app", "Run this silo; init, check, status, audit, leave.", "client"),

@@ -1,0 +1,63 @@
+"""`fedrep new`: each template's own test passes, and its files are what the other commands read."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from fedrep.protocol.preflight import preflight
+from fedrep_cli.main import main
+from fedrep_cli.new import KINDS, Kind
+from fedrep_runtime.run_config import RunConfig
+from fedrep_runtime.settings import load_settings
+from fedrep_silo.config import load_silo_settings
+
+FILES = {"README.md", "client.toml", "run.toml", "test_trainer.py", "trainer.py"}
+SIZE = "from trainer import build; from fedrep_trainers import TrainerSettings; print(build(TrainerSettings()).layout.size)"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", Kind, ids=lambda kind: kind.value)
+def test_a_new_folder_passes_its_own_test_and_its_run_can_work(
+    kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if kind is Kind.HUGGINGFACE_LORA and find_spec("peft") is None:
+        pytest.skip("the extra huggingface is not installed")
+    monkeypatch.chdir(tmp_path)
+    assert main(["new", "first", "--template", kind.value, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    folder = tmp_path / "first"
+    assert {path.name for path in folder.iterdir()} == set(result["files"]) == FILES
+    assert result["next"] == "cd first && fedrep simulate"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"], cwd=folder, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout
+    sized = subprocess.run([sys.executable, "-c", SIZE], cwd=folder, capture_output=True, text=True, check=True)
+    config = load_settings(RunConfig, folder / "run.toml", "FEDREP_RUN")
+    assert preflight(config.manifest(int(sized.stdout), b"\0" * 32, b"\0" * 32)) == []
+    settings = load_silo_settings(folder / "client.toml")
+    assert (settings.run, settings.trainer.user_code, config.name) == ("first", "trainer:build", "first")
+    assert KINDS[kind].install in (folder / "README.md").read_text()
+
+
+def test_a_folder_that_is_in_use_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "trainer.py").write_text("my work")
+    assert main(["new", "mine"]) == 1
+    assert "mine exists already" in capsys.readouterr().err
+    assert (tmp_path / "mine" / "trainer.py").read_text() == "my work"
+
+
+def test_a_name_that_cannot_be_a_runs_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["new", str(tmp_path / "my run")]) == 1
+    assert "'my run' cannot name a run" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
