@@ -77,6 +77,11 @@ def test_the_live_picture_fits_eighty_columns_and_names_a_skipped_round() -> Non
     assert "…" not in shown
     assert "0.972" in shown
     assert re.search(r"58 .* 0 +1 +skipped: QUORUM", shown)
+    assert "training record" not in shown
+    summary.records.CopyFrom(pb.RecordTotals(epsilon=7.83401, delta=1e-5, reporting=10))
+    text = io.StringIO()
+    Console(file=text, width=80).print(picture(pb.GetRunResponse(summary=summary), []))
+    assert "one training record: epsilon 7.835 at most, delta 1e-05" in text.getvalue()
 
 
 def alive(pid: int) -> bool:
@@ -155,6 +160,24 @@ def test_the_parts_of_a_demo_and_a_second_one_beside_it_get_different_ports() ->
 def test_many_who_share_one_address_can_enrol_at_once_where_the_authority_says_so() -> None:
     limit = AuthoritySettings.model_validate({"enrolments_per_source": 14}).limits().enrol_per_source
     assert [limit.allows("127.0.0.1") for _ in range(15)] == [True] * 14 + [False]
+
+
+def test_a_private_demo_says_what_a_training_record_has_cost(tmp_path: Path) -> None:
+    small = ["--silos", "4", "--byzantine", "0", "--aggregator", "median", "--rounds", "3", "--private"]
+    done = subprocess.run(
+        [*DEMO, *small, "--exit", "--json", "--folder", str(tmp_path / "demo")],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert 0 < result["record_epsilon"] <= result["record_budget"] == 8.0
+    assert "everything that leaves this silo" in result["record_covers"]
+    for silo in ("silo-01", "silo-04"):
+        ledger = json.loads((tmp_path / "demo" / "ledger" / "demo" / silo / "records.json").read_text())
+        assert 1 <= sum(charge["trainings"] for charge in ledger["charges"]) <= 3, "a round that was skipped sends the same again"
 
 
 def test_a_small_demo_ends_by_itself_and_prints_one_object(tmp_path: Path) -> None:

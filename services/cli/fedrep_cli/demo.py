@@ -34,6 +34,9 @@ def demo(
     ] = 0.0,
     dataset: Annotated[str, typer.Option(help="digits, fashion_mnist or cifar10.")] = "digits",
     data_dir: Annotated[Path | None, typer.Option(help="Where fashion_mnist or cifar10 lie.")] = None,
+    private: Annotated[
+        bool, typer.Option("--private", help="Train by DP-SGD: no record may cost a silo more than epsilon 8 at delta 1e-5.")
+    ] = False,
     compare: Annotated[bool, typer.Option("--compare", help="Play it again with the plain mean, and show both.")] = False,
     folder: Annotated[Path | None, typer.Option(help="Where everything is written; a temporary folder when absent.")] = None,
     exit_at_once: Annotated[
@@ -60,6 +63,7 @@ def demo(
         drop_rate=drop_rate,
         dataset=dataset,
         data_dir=data_dir,
+        private=private,
         compare=compare,
         folder=folder,
     )
@@ -77,6 +81,11 @@ def _summary(result: Any) -> str:
         f"Traffic of all silos: {result['bytes_up'] / 1e6:.2f} MB up, {result['bytes_down'] / 1e6:.2f} MB down.",
         f"Epsilon of the proposals: {text(result['epsilon_total'])} in all. It covers {result['epsilon_covers']}.",
     ]
+    if result.get("record_budget") is not None:
+        lines.append(
+            f"One training record has cost at most epsilon {text(result['record_epsilon'])} of {result['record_budget']:g} at "
+            f"delta {result['record_delta']:g}. It covers {result['record_covers']}."
+        )
     if result.get("comparison"):
         other = result["comparison"]
         lines.append(

@@ -20,6 +20,7 @@ from fedrep.errors import FedrepError, SettingsError
 from fedrep.privacy import COVERS
 from fedrep.protocol.model_state import model_hash
 from fedrep.protocol.preflight import preflight
+from fedrep.record_privacy import COVERS as RECORD_COVERS
 from fedrep.wire.v1 import observer_pb2 as pb
 from fedrep_cli.demo_drops import Drops
 from fedrep_cli.demo_view import DemoView
@@ -46,6 +47,9 @@ START_SECONDS = 180.0
 ATTACK_OPTIONS: dict[str, dict[str, Any]] = {"foe": {"epsilon": 10.0}}
 MODELS = {"digits": "mlp", "fashion_mnist": "cnn", "cifar10": "cnn"}
 POLL_SECONDS = 0.5
+PRIVACY = {"epsilon": 8.0, "delta": 1e-5}
+# A silo has some 140 digits, and noise costs as much per value as per update: a small model, half of it in every round.
+PRIVATE_FRACTION = 0.5
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,7 @@ class DemoSettings:
     drop_rate: float = 0.0
     dataset: str = "digits"
     data_dir: Path | None = None
+    private: bool = False
     compare: bool = False
     folder: Path | None = None
 
@@ -85,6 +90,8 @@ class DemoSettings:
             "schedule": "step",
             "milestones": [max(2 * self.rounds // 3, 1)],
         }
+        if self.private and self.dataset == "digits":
+            values |= {"model": "logistic", "batch_size": 70, "interval": 2, "learning_rate": 2.0}
         if self.data_dir is not None:
             values["data_dir"] = str(self.data_dir.resolve())
         return values
@@ -95,6 +102,9 @@ class DemoSettings:
             silos=tuple(silo_name(index) for index in range(self.silos)),
             rounds=self.rounds,
             alpha=self.alpha,
+            fraction=PRIVATE_FRACTION if self.private else 0.05,
+            record_epsilon_at_most=PRIVACY["epsilon"] if self.private else None,
+            delta_at_most=PRIVACY["delta"] if self.private else None,
             buffer_size=self.buffer_size,
             byzantine_count=0 if aggregator == "mean" else self.byzantine,
             drills=True,
@@ -272,7 +282,9 @@ class _Demo:
             "run": run,
             "credentials": str(self._identity(name)),
             "state": str(self._folder / "state" / run / name),
-            "ledger": str(self._folder / "ledger" / name),
+            "ledger": str(
+                self._folder / "ledger" / run / name
+            ),  # a comparison plays the same data again, as if for the first time
             "evaluate_every": 5,
             "log_json": True,
             "trainer": self._settings.trainer(index),
@@ -283,6 +295,8 @@ class _Demo:
         name = silo_name(index)
         document = self._silo_document(run, name, index)
         document["trainer"] |= {"evaluation_shard": True}  # what it reports is its own view; the evaluator sees all
+        if self._settings.private:
+            document["privacy"] = PRIVACY
         if index < self._settings.byzantine:
             document["drill"] = self._settings.drill().model_dump()
         self._processes.start(f"{run}-{name}", ["client", "--config", str(self._write(f"{run}-{name}", document))])
@@ -336,6 +350,19 @@ class _Demo:
             "bytes_down": summary.bytes_down,
             "epsilon_total": number_or_none(epsilon),
             "epsilon_covers": COVERS,
+            **self._record_costs(run),
+        }
+
+    def _record_costs(self, run: str) -> dict[str, Any]:
+        """The most that any silo says that one of its records has cost."""
+        if not self._settings.private:
+            return {}
+        records = self._client.call("GetRun", pb.GetRunRequest(name=run)).summary.records
+        return {
+            "record_epsilon": number_or_none(records.epsilon if records.HasField("epsilon") else None),
+            "record_delta": PRIVACY["delta"],
+            "record_budget": PRIVACY["epsilon"],
+            "record_covers": RECORD_COVERS,
         }
 
     def _central_accuracy(self) -> float | None:
