@@ -172,7 +172,7 @@ def _die(folder: Path, moment: str) -> None:
 def test_trainings_without_a_statement_are_counted_and_no_later_budget_covers_them(tmp_path: Path) -> None:
     assert isinstance(trained(training(tmp_path, StubTrainer(), None)), Trained)
     assert books(tmp_path, None).standing().figures() == {"record_epsilon": "none"}
-    with pytest.raises(RefusedError, match="no epsilon covers this data set"):
+    with pytest.raises(RefusedError, match="no epsilon covers it"):
         books(tmp_path).check(StatingTrainer())
     assert isinstance(trained(training(tmp_path, StatingTrainer())), TrainingRefused)
 

@@ -131,8 +131,8 @@ class RecordBooks:
     def _refuse_unprotected(self, ledger: RecordLedger) -> None:
         if ledger.unprotected:
             raise RefusedError(
-                f"{self._path} counts trainings that stated no privacy (run {ledger.unprotected[0][:16]}), so no epsilon covers "
-                "this data set any more. Remove [privacy], or name another folder as `ledger`, whose figure then covers what is "
+                "the books of this data set (records.json in `ledger`) count trainings that stated no privacy, so no epsilon "
+                "covers it any more. Remove [privacy], or name another folder as `ledger`, whose figure then covers what is "
                 "trained from there on, and nothing before",
                 reason="RECORD_BUDGET",
             )
