@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -165,6 +166,15 @@ def test_most_of_what_has_moved_furthest_is_among_the_public_coordinates() -> No
     assert agreed is not None
     moved = np.abs(training.model - start)
     assert np.isin(np.argsort(moved)[-agreed.size // 2 :], agreed).all()
+
+
+@pytest.mark.parametrize("changes", [{"method_settings": {"memory": False}}, {"selection": "moved"}])
+def test_who_keeps_no_memory_drops_what_was_not_sent(changes: dict[str, Any]) -> None:
+    cell = replace(PRIVATE, record_epsilon=0.0, **changes)  # ordinary training gives values everywhere
+    training = Training(cell, build_silos(cell, None))
+    assert isinstance(training.method, FedREP)
+    assert training.advance(1)
+    assert not training.method.memory.any()
 
 
 def test_a_selection_that_does_not_exist_is_named() -> None:
