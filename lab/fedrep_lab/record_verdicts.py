@@ -7,7 +7,7 @@ from typing import Any
 
 from fedrep_lab.comparisons import FAILS, HOLDS, UNTESTED, Checks, Verdict
 from fedrep_lab.results import Result
-from fedrep_lab.scores import score, select, values_of
+from fedrep_lab.scores import place_name, places_of, score, select, values_of
 
 PRIVACY_COSTS = 0.1  # accuracy, at most, at PRIVACY_AT
 PRIVACY_AT = 8.0
@@ -33,22 +33,19 @@ def records(results: Sequence[Result]) -> Verdict:
 
 
 def _by_epsilon(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """Every accuracy, for the page: one row per rule, way of sending, selection and attack."""
+    """Every accuracy, for the page: one row per rule, way of sending and attack."""
     rows = []
     for rule in values_of(results, "rule"):
-        for method in values_of(results, "method"):
-            for selection in values_of(select(results, rule=rule, method=method), "selection"):
-                for attack in values_of(results, "attack"):
-                    same = {"rule": rule, "method": method, "selection": selection, "attack": attack}
-                    cells = select(results, **same)
-                    accuracies = {
-                        f"epsilon {value:g}" if value else "none": round(found, 4)
-                        for value in values_of(results, "record_epsilon")
-                        if (found := score(cells, record_epsilon=value)) is not None
+        for method, selection in (("share", "top_k"), ("fedrep", "moved"), ("fedrep", "top_k")):
+            for attack in values_of(results, "attack"):
+                cells = select(results, rule=rule, method=method, selection=selection, attack=attack)
+                sends = "all values" if method == "share" else selection
+                if cells:
+                    found = {epsilon: score(cells, record_epsilon=epsilon) for epsilon in places_of(results, "record_epsilon")}
+                    shown = {
+                        f"epsilon {place_name('record_epsilon', e)}": "" if v is None else round(v, 4) for e, v in found.items()
                     }
-                    sends = "all values" if method == "share" else selection
-                    if accuracies:
-                        rows.append({"comparison": f"{rule}, {sends}, {attack}", **accuracies})
+                    rows.append({"comparison": f"{rule}, {sends}, {attack}", **shown})
     return rows
 
 

@@ -441,7 +441,7 @@ def test_the_verdict_on_records_asks_for_a_tenth_at_most_at_epsilon_8_whatever_t
 
     found = judge("records", "laptop", results(0.71))
     assert found.status == HOLDS, "what the mean loses under attack is claimed by nobody"
-    assert {"comparison": "median, moved, alie", "epsilon 8": 0.71} in found.rows
+    assert {"comparison": "median, moved, alie", "epsilon 8.0": 0.71, "epsilon none": ""} in found.rows
     failed = judge("records", "laptop", results(0.69))
     assert failed.status == FAILS
     assert "median, K/d = 0.05, alie: epsilon = 8 and none: 0.690 against 0.800" in failed.sentence
