@@ -7,9 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from fedrep_cli.main import main
+from fedrep_identity.certificates import Role
 from tests.harness.live_server import SILOS, LiveServer
 
 CODE = """
@@ -82,3 +84,17 @@ def test_an_exported_model_carries_statistics_or_export_says_why_not(
     assert main(export) == 0
     assert "needs --trainer" in capsys.readouterr().out
     assert set(load_file(target)) == {"0.weight", "0.bias", "1.weight", "1.bias"}
+
+    target.unlink()
+    assert main([*export, "--format", "torch"]) == 1
+    assert "--format torch needs --trainer" in capsys.readouterr().err
+    listed = ["run", "export", "normed", str(target), "--server", server.address, "--identity"]
+    assert main([*listed, str(server.people.folder / SILOS[0]), "--trainer", str(silo)]) == 0
+    assert set(load_file(target)) > {"0.running_mean", "1.weight"}
+    with safe_open(target, "np") as file:
+        assert (file.metadata()["fedrep.run"], file.metadata()["fedrep.version"]) == ("normed", "0")
+    target.unlink()
+    server.people.issue("stranger", Role.SILO)
+    assert main([*listed, str(server.people.folder / "stranger")]) == 1
+    assert "does not list 'stranger'" in capsys.readouterr().err
+    assert not target.exists()

@@ -11,16 +11,23 @@ import subprocess
 import sys
 import threading
 import tomllib
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from rich.console import Console
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import nn
 
 from fedrep.errors import CryptoError
 from fedrep.privacy import shown
+from fedrep.protocol.model_state import ModelState
 from fedrep_cli.client import take_part
 from fedrep_cli.client_view import phase_line, round_line, show_rounds
 from fedrep_cli.main import main
@@ -357,3 +364,22 @@ def test_the_terminal_shows_each_finished_round_once() -> None:
     assert screen.getvalue().count("round 1  applied  10 bytes sent  epsilon spent 2") == 1
     assert "round 1: training" in screen.getvalue()
     assert "problem: no [/key] 5" in screen.getvalue()
+
+
+def test_a_silo_exports_its_model_by_name_without_asking_the_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config, target = tmp_path / "client.toml", tmp_path / "model.safetensors"
+    config.write_text('run = "digits"\n[trainer]\nmodel = "logistic"\nthreads = 1\n')
+    export = ["client", "--config", str(config), "export", str(target)]
+    assert main(export) == 1
+    assert "it gets one when it joins its run" in capsys.readouterr().err
+    vector = np.arange(650, dtype=np.float32)
+    model = replace(ModelState.initial(vector), version=4)
+    StateFolder(tmp_path / "state").save_model(model)
+    assert main([*export, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert (said["version"], said["hash"], said["format"]) == (4, model.hash.hex(), "safetensors")
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    module.load_state_dict(load_file(target))
+    assert torch.equal(module.get_parameter("1.bias"), torch.arange(640.0, 650.0))
+    with safe_open(target, "np") as file:
+        assert (file.metadata()["fedrep.run"], file.metadata()["fedrep.version"]) == ("digits", "4")

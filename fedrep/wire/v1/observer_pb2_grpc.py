@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ObserverServiceStub:
-    """Runs, rounds and events. Reading needs role viewer or admin, the rest role admin.
+    """Runs, rounds and events. Reading needs role viewer or admin, the rest role admin; silos and evaluators may download models.
     """
 
     def __init__(self, channel):
@@ -103,7 +103,7 @@ class ObserverServiceStub:
 
 
 class ObserverServiceServicer:
-    """Runs, rounds and events. Reading needs role viewer or admin, the rest role admin.
+    """Runs, rounds and events. Reading needs role viewer or admin, the rest role admin; silos and evaluators may download models.
     """
 
     def ListRuns(self, request, context):
@@ -274,7 +274,7 @@ def add_ObserverServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ObserverService:
-    """Runs, rounds and events. Reading needs role viewer or admin, the rest role admin.
+    """Runs, rounds and events. Reading needs role viewer or admin, the rest role admin; silos and evaluators may download models.
     """
 
     @staticmethod

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedrep.errors import FedrepError, SettingsError
+from fedrep_cli.model_files import Form
 from fedrep_cli.output import JSON_HELP, emit
 from fedrep_cli.settings_file import commented_toml, refuse_existing, write_new
 from fedrep_identity.certificates import REVOCATIONS_FILE, Credentials
@@ -129,6 +130,31 @@ def audit(
         if round_number is None or entry["round"] == round_number
     ]
     emit({"entries": entries, "bytes": sum(entry["bytes"] for entry in entries)}, as_json, _render_audit)
+
+
+@app.command()
+def export(
+    context: typer.Context,
+    target: Annotated[Path, typer.Argument(help="File to write; a folder with --format adapter.")],
+    config: Config = None,
+    form: Annotated[Form, typer.Option("--format", help="torch, onnx and adapter are for PyTorch models.")] = Form.SAFETENSORS,
+    as_json: Json = False,
+) -> None:
+    """Write the model that this silo holds, whole and by its tensors' names; the server is not asked."""
+    settings = read_settings(config or context.obj)
+    from fedrep_cli.model_files import shown, write_form
+    from fedrep_silo.state import StateFolder
+
+    folder = StateFolder(settings.state)
+    model = folder.model()
+    if model is None:
+        best = settings.state / "best.safetensors"
+        more = f"; the evaluator's best is {best}" if best.exists() else ": it gets one when it joins its run"
+        raise SettingsError(f"there is no model in {settings.state} yet{more}")
+    notes = {"fedrep.run": settings.run, "fedrep.version": str(model.version), "fedrep.round": str(folder.journal().last_round)}
+    write_form(make_trainer(settings), model.vector, target, form, notes)
+    result = {"run": settings.run, "version": model.version, "file": str(target), "format": form.value, "hash": model.hash.hex()}
+    emit(result, as_json, lambda r: f"Wrote {r['file']}, version {r['version']} of the model. Use it: {shown(r)}")
 
 
 @app.command()

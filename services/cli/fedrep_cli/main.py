@@ -31,7 +31,7 @@ COMMANDS: Final[dict[str, Command]] = {
     "new": Command("fedrep_cli.new:app", "A folder with a trainer of your own that works at once; five templates."),
     "server": Command("fedrep_cli.server:app", "Run the federation server; init, check, backup, restore.", "server"),
     "run": Command("fedrep_cli.run:app", "Create, watch and steer runs as an admin.", "server"),
-    "client": Command("fedrep_cli.client:app", "Run this silo; init, check, status, audit, leave.", "client"),
+    "client": Command("fedrep_cli.client:app", "Run this silo; init, check, status, audit, export, leave.", "client"),
     "dashboard": Command("fedrep_cli.dashboard:app", "Watch and steer runs in the browser.", "dashboard"),
     "ca": Command("fedrep_cli.ca:app", "The consortium's certificate authority: init, sign, list, serve.", "server"),
     "silo": Command("fedrep_cli.silo:app", "Invite a silo (or another role) into the federation, or revoke it.", "server"),

@@ -20,7 +20,8 @@ from fedrep.protocol.model_state import model_hash
 from fedrep.record_privacy import COVERS as RECORD_COVERS
 from fedrep.secagg.keys import SigningKey
 from fedrep.wire.v1 import observer_pb2 as pb
-from fedrep_cli import plan
+from fedrep_cli import model_files, plan
+from fedrep_cli.model_files import Form
 from fedrep_cli.output import JSON_HELP, complain, emit
 from fedrep_cli.settings_file import commented_toml, write_new
 from fedrep_identity.certificates import Credentials
@@ -34,9 +35,7 @@ from fedrep_trainers.layout import read_model
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
 Server = Annotated[str, typer.Option("--server", envvar="FEDREP_SERVER", help="host:port of the federation server.")]
-Identity = Annotated[
-    Path, typer.Option("--identity", envvar="FEDREP_IDENTITY", help="Folder with your admin or viewer certificate.")
-]
+Identity = Annotated[Path, typer.Option("--identity", envvar="FEDREP_IDENTITY", help="Folder with your certificate.")]
 Json = Annotated[bool, typer.Option("--json", help=JSON_HELP)]
 Name = Annotated[str, typer.Argument(help="Name of the run.")]
 Reason = Annotated[str, typer.Option("--reason", help="Shown to everyone.")]
@@ -79,11 +78,11 @@ def initial_model(
     as_json: Json = False,
 ) -> None:
     """Write the parameters a run starts from, as the silos' trainer makes them; the same settings give the same ones."""
+    from fedrep_cli.client import make_trainer
     from fedrep_silo.config import load_silo_settings
-    from fedrep_trainers.build import build_trainer
     from fedrep_trainers.layout import write_model
 
-    trainer = build_trainer(load_silo_settings(config).trainer)
+    trainer = make_trainer(load_silo_settings(config))
     vector = trainer.initial()
     write_model(target, trainer.layout, vector)
     emit({"file": str(target), "parameters": vector.size}, as_json, lambda r: f"Wrote {r['file']}, {r['parameters']} parameters.")
@@ -263,25 +262,32 @@ def export(
         Path | None,
         typer.Option("--trainer", help="Settings of a silo, whose [trainer] adds batch-norm statistics from its data."),
     ] = None,
+    form: Annotated[Form, typer.Option("--format", help="All but safetensors need --trainer.")] = Form.SAFETENSORS,
     server: Server = LOCAL,
     identity: Identity = FOLDER,
     as_json: Json = False,
 ) -> None:
     """Write a model to a file: its parameters, which are all the server has, or with --trainer the whole model."""
+    if trainer is None and form is not Form.SAFETENSORS:
+        raise SettingsError(f"--format {form.value} needs --trainer: the server has parameters only, and no model to put them in")
     with connected(server, identity) as (client, _):
         got, data = client.download(name, version=version, best=best)
     if trainer is not None:
-        from fedrep_cli.whole_model import whole_model
+        from fedrep_cli.client import make_trainer
+        from fedrep_silo.config import load_silo_settings
 
-        data = whole_model(data, trainer, {"fedrep.run": name, "fedrep.version": str(got)})
-    target.write_bytes(data)
-    result = {"run": name, "version": got, "file": str(target), "size": len(data), "statistics": trainer is not None}
+        made = make_trainer(load_silo_settings(trainer))
+        vector, metadata = model_files.downloaded_model(data, made, trainer)
+        model_files.write_form(made, vector, target, form, metadata)
+    else:
+        target.write_bytes(data)
+    result = {"run": name, "version": got, "file": str(target), "format": form.value, "statistics": trainer is not None}
     emit(result, as_json, _exported_text)
 
 
 def _exported_text(result: Any) -> str:
     more = "" if result["statistics"] else " It holds the parameters; a model with batch norm needs --trainer for its statistics."
-    return f"Wrote {result['file']}, version {result['version']}.{more}"
+    return f"Wrote {result['file']}, version {result['version']}.{more} Use it: {model_files.shown(result)}"
 
 
 def _steer(method: str, request: Any, server: str, identity: Path, as_json: bool) -> None:

@@ -20,7 +20,7 @@ from fedrep.errors import InvalidInputError, NonFiniteError, SettingsError
 from fedrep.record_privacy import TrainingPrivacy
 from fedrep_trainers.batches import Batch, BatchSource, LoaderBatches, derived_seed
 from fedrep_trainers.devices import choose_device
-from fedrep_trainers.forward import Loss, run_forward, sample_count, to_device
+from fedrep_trainers.forward import Loss, run_forward, sample_count, split_batch, to_device
 from fedrep_trainers.frozen import frozen_digest
 from fedrep_trainers.layout import ModelLayout, Vector
 from fedrep_trainers.normalization import reestimate, tracked_norms
@@ -159,6 +159,13 @@ class TorchTrainer:
             yield self._module
         finally:
             self._load_buffers(buffers)
+
+    def example_inputs(self) -> Any:
+        """What the module takes: the inputs of the first batch it is evaluated on."""
+        first = next(iter(self._evaluation), None)
+        if first is None:
+            raise SettingsError("the evaluation data is empty, so nothing shows what the model takes")
+        return to_device(first if self._loss is None else split_batch(first)[0], self._device)
 
     def state(self) -> dict[str, NDArray[np.generic]]:
         state: dict[str, NDArray[np.generic]] = {"step": np.array(self._step, dtype=np.int64)}

@@ -9,6 +9,7 @@ import numpy as np
 from safetensors.numpy import save
 
 from fedrep.errors import InvalidInputError
+from fedrep.protocol.manifests import RunManifest
 from fedrep_server.rounds.model_store import StoredModel
 
 
@@ -31,9 +32,18 @@ def check_layout(layout: str, parameters: int) -> None:
         )
 
 
-def model_file(stored: StoredModel, layout: str, run: str) -> bytes:
-    """`layout` is the JSON list of [name, shape] given at creation; without one the flat vector is the only tensor."""
-    metadata = {"fedrep.run": run, "fedrep.version": str(stored.version), "fedrep.hash": stored.hash.hex()}
+def model_file(stored: StoredModel, layout: str, run: RunManifest, last_round: int | None = None) -> bytes:
+    """`layout` is the JSON list of [name, shape] given at creation; without one the flat vector is the only tensor.
+    `last_round` is known of the latest version only.
+    """
+    metadata = {
+        "fedrep.run": run.name,
+        "fedrep.version": str(stored.version),
+        "fedrep.hash": stored.hash.hex(),
+        "fedrep.layout_hash": run.layout_hash.hex(),
+    }
+    if last_round is not None:
+        metadata["fedrep.round"] = str(last_round)
     if not layout:
         return save({"model": stored.vector}, metadata)
     tensors: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float32]]] = {}
@@ -43,5 +53,6 @@ def model_file(stored: StoredModel, layout: str, run: str) -> bytes:
         size = math.prod(shape)
         tensors[name] = stored.vector[start : start + size].reshape(shape)
         start += size
+    metadata["fedrep.layout"] = layout
     metadata["fedrep.order"] = json.dumps([name for name, _ in entries])
     return save(tensors, metadata)

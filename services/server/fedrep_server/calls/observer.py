@@ -14,6 +14,7 @@ from fedrep.wire import codec
 from fedrep.wire.chunks import Assembler, cut_into_chunks
 from fedrep.wire.v1 import observer_pb2 as pb
 from fedrep.wire.v1 import observer_pb2_grpc
+from fedrep_identity.certificates import Role
 from fedrep_server.calls import views
 from fedrep_server.calls.export import check_layout, model_file
 from fedrep_server.calls.interceptor import caller, concerns_run
@@ -148,9 +149,12 @@ class ObserverServicer(observer_pb2_grpc.ObserverServiceServicer):
 
     async def DownloadModel(self, request: pb.DownloadModelRequest, context: Context) -> AsyncIterator[pb.DownloadModelResponse]:
         driver = self._run(request.name)
+        if caller().identity.role is Role.SILO:
+            driver.machine.check_allowed(caller().identity.name)
         version = await self._wanted_version(driver, request)
         stored = await self._coordinator.model(driver, version)
-        data = await asyncio.to_thread(model_file, stored, driver.records.options.layout, driver.manifest.name)
+        latest = driver.last_round if version == driver.model.state.version else None
+        data = await asyncio.to_thread(model_file, stored, driver.records.options.layout, driver.manifest, latest)
         yield pb.DownloadModelResponse(
             header=pb.DownloadHeader(version=version, size=len(data), sha256=hashlib.sha256(data).digest())
         )

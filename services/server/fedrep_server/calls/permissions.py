@@ -38,7 +38,7 @@ PERMISSIONS: dict[str, frozenset[Role]] = {
     OBSERVER + "ReadmitSilo": _ADMIN,
     OBSERVER + "RollBackRun": _ADMIN,
     OBSERVER + "AmendRun": _ADMIN,
-    OBSERVER + "DownloadModel": _READERS,
+    OBSERVER + "DownloadModel": _READERS | _FOLLOWERS,
 }
 
 # Anyone with a certificate of the federation may ask whether the server is well and what it offers.
