@@ -16,7 +16,7 @@ from fedrep.protocol.manifests import RunManifest
 from fedrep.protocol.preflight import preflight
 from fedrep.protocol.seats import largest_seat
 from fedrep.protocol.thresholds import buffers_needed, share_threshold
-from fedrep_cli import epsilon
+from fedrep_cli import epsilon, plan_records
 from fedrep_cli.epsilon import text
 from fedrep_cli.output import JSON_HELP, emit
 from fedrep_runtime.run_config import AggregatorConfig, RunConfig
@@ -39,9 +39,9 @@ def _above_zero(share: float) -> float:
 def plan(
     context: typer.Context,
     config: Annotated[
-        Path | None, typer.Option("--config", help="A run file (see fedrep run init); beside it only --d counts.")
+        Path | None, typer.Option("--config", help="A run file (see fedrep run init); beside it only --d and --records count.")
     ] = None,
-    d: Annotated[int, typer.Option("--d", min=1, help="Parameters of the model.")] = 272_474,
+    d: Annotated[int, typer.Option("--d", "--parameters", min=1, help="Parameters of the model.")] = 272_474,
     silos: Annotated[int, typer.Option("--silos", "-m", min=2, help="Silos, m.")] = 32,
     density: Annotated[
         float, typer.Option("--density", min=0.0, max=1.0, callback=_above_zero, help="K / d, if K is not given.")
@@ -57,14 +57,24 @@ def plan(
     downlink_bits: Annotated[int, typer.Option("--downlink-bits", help="16 or 32.")] = 16,
     aggregator: Annotated[str | None, typer.Option("--aggregator", help="The rule over buffers.")] = None,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Rounds of the run.")] = 100,
+    records: Annotated[
+        int | None,
+        typer.Option("--records", min=1, help="Training records of a silo: what hiding each of them takes."),
+    ] = None,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="With --records: how many a step sees on average.")] = 25,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="With --records: local steps per round, interval.")] = 1,
+    budget: Annotated[float, typer.Option("--epsilon", min=0.0, help="With --records: what a record may cost at most.")] = 8.0,
+    delta: Annotated[float, typer.Option("--delta", min=0.0, max=1.0, help="With --records: the delta of that.")] = 1e-5,
     as_json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
 ) -> None:
     """Contraction, buffers, slack for dropouts, traffic and privacy of a run. Defaults are the paper's experiment.
 
     Ends with exit code 1 if such a run would be refused; the reasons are listed.
     """
+    about_records = plan_records.RecordsAsked(records, batch, steps, budget, delta)
+    about_records.require_sense(given(context))
     if config is not None:
-        show(run_of_file(config, context, d), as_json)
+        show(run_of_file(config, context, d), as_json, about_records)
         return
     run = RunConfig(
         name="plan",
@@ -81,22 +91,28 @@ def plan(
         downlink_bits=downlink_bits,
         aggregator=AggregatorConfig(name=aggregator or ("geometric_median" if byzantine else "mean")),
     )
-    show(run.manifest(d, _ANY_HASH, _ANY_HASH), as_json)
+    show(run.manifest(d, _ANY_HASH, _ANY_HASH), as_json, about_records)
+
+
+def given(context: typer.Context) -> set[str]:
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
 
 
 def run_of_file(config: Path, context: typer.Context, d: int) -> RunManifest:
     """The run as its admin wrote it down. Other options would contradict it, and the size of the model is not in it."""
-    sources = {name: context.get_parameter_source(name) for name in context.params}
-    given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
-    if "d" not in given:
+    options = given(context)
+    if "d" not in options:
         raise typer.BadParameter("a run file does not say how large the model is: give --d too")
-    if others := given - {"config", "d", "as_json"}:
+    if others := options - {"config", "d", "as_json", "records"} - set(plan_records.OPTIONS):
         raise typer.BadParameter(f"the run file decides, so leave out what else you gave ({', '.join(sorted(others))})")
     return load_settings(RunConfig, config, "FEDREP_RUN").manifest(d, _ANY_HASH, _ANY_HASH)
 
 
-def show(run: RunManifest, as_json: bool) -> None:
+def show(run: RunManifest, as_json: bool, about_records: plan_records.RecordsAsked) -> None:
     result = assess(run)
+    if about_records.records is not None:
+        result["records"] = plan_records.assess(run, about_records)
     emit(result, as_json, render)
     if result["problems"]:
         raise typer.Exit(1)
@@ -190,6 +206,8 @@ def render(result: Mapping[str, Any]) -> str:
         *traffic_lines(result["traffic"]),
         *privacy_lines(result["privacy"], result["rounds"]),
     ]
+    if "records" in result:
+        lines += plan_records.lines(result["records"], result["K"], result["d"])
     if result["problems"]:
         lines += ["", "This run would be refused:", *(f"  - {problem}" for problem in result["problems"])]
     return "\n".join(lines)
