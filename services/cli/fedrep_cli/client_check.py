@@ -28,6 +28,7 @@ from fedrep_silo.state import StateFolder
 from fedrep_silo.trust import FederationTrust
 from fedrep_trainers.contract import check_trainer
 from fedrep_trainers.trainer import PrivateTrainer, Trainer
+from fedrep_trainers.user_errors import explained, show_traceback
 
 Row = dict[str, str]
 SERVER_SECONDS = 10.0
@@ -45,7 +46,7 @@ async def check_silo(settings: SiloSettings) -> list[Row]:
     rows += made
     rows.append(_state(settings, trainer))
     if trainer is not None:
-        rows += _promises(trainer)
+        rows += _promises(trainer, {found["text"]: found["check"] for found in rows if found["outcome"] == Outcome.FAILED.value})
     rows += await _run(settings, trainer)
     return rows
 
@@ -79,15 +80,22 @@ def _trainer(settings: SiloSettings) -> tuple[Trainer | None, list[Row]]:
         result = trainer.train(trainer.initial(), 1)
         trainer.load_state(before)
     except Exception as error:  # user code may raise anything; it belongs in the table
-        rows.append(row("one training", Outcome.FAILED, f"{type(error).__name__}: {error}", "Correct the trainer or its data."))
+        show_traceback(error)
+        rows.append(row("one training", Outcome.FAILED, explained(error), "Correct the trainer or its data."))
     else:
         text = f"{time.monotonic() - started:.2f} s for one round's training, loss {result.loss:.4g}"
         rows.append(row("one training", Outcome.OK, text))
     return trainer, rows
 
 
-def _promises(trainer: Trainer) -> Iterable[Row]:
+def _promises(trainer: Trainer, shown: dict[str, str]) -> Iterable[Row]:
+    """One red row per cause: an error in training keeps most promises from being checked. `shown` are causes with their rows."""
     for finding in check_trainer(trainer):
+        if finding.cause in shown:
+            yield row(f"trainer: {finding.check}", Outcome.SKIPPED, f"not checked, for the reason at {shown[finding.cause]!r}")
+            continue
+        if finding.cause:
+            shown[finding.cause] = f"trainer: {finding.check}"
         outcome = Outcome.OK if finding.passed else Outcome.FAILED
         advice = "" if finding.passed else "See docs/trainer.md for what a trainer promises."
         yield row(f"trainer: {finding.check}", outcome, finding.detail, advice)

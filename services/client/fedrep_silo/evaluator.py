@@ -29,6 +29,7 @@ from fedrep_silo.state import StateFolder
 from fedrep_silo.training import in_thread
 from fedrep_silo.trust import FederationTrust
 from fedrep_trainers.trainer import Evaluation, ModelExporter, Trainer
+from fedrep_trainers.user_errors import explained
 
 log = structlog.get_logger(__name__)
 
@@ -147,7 +148,7 @@ class Evaluator:
         try:
             result = await in_thread(lambda: self._trainer.evaluate(model.vector))
         except Exception as error:  # user code may raise anything; the next version is tried
-            problem = f"evaluation failed: {type(error).__name__}: {error}"
+            problem = f"evaluation failed: {explained(error)}"
             log.error("evaluation_failed", round=round_number, why=problem)
             self.status["problem"] = problem
             return

@@ -18,6 +18,7 @@ from fedrep.protocol.silo_state import TrainerState
 from fedrep_silo.audit import Audit
 from fedrep_silo.record_books import RecordBooks
 from fedrep_trainers.trainer import ProjectingTrainer, Trainer, TrainResult
+from fedrep_trainers.user_errors import explained
 
 log = structlog.get_logger(__name__)
 
@@ -44,7 +45,7 @@ class Training:
             return TrainingFailed(train.model.version, str(error))
         except Exception as error:  # user code may raise anything; the round is left, the silo goes on
             log.error("training_raised", round=train.round, exc_info=True)
-            return TrainingFailed(train.model.version, f"{type(error).__name__}: {error}")
+            return TrainingFailed(train.model.version, explained(error))
         finally:
             self.busy = False
 

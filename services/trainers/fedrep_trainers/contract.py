@@ -14,15 +14,18 @@ from numpy.typing import NDArray
 from fedrep.record_privacy import SampledGaussian, Stated, TrainingPrivacy
 from fedrep_trainers.layout import ModelLayout, Vector
 from fedrep_trainers.trainer import PrivateTrainer, Trainer, TrainerState, TrainResult
+from fedrep_trainers.user_errors import explained
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the operator's table: green or red, and a sentence either way."""
+    """One line of the operator's table: green or red, and a sentence either way. `cause` is the error of the silo's own code
+    that kept a promise from being checked; one cause may keep several."""
 
     check: str
     passed: bool
     detail: str
+    cause: str = ""
 
 
 class BrokenPromiseError(Exception):
@@ -190,7 +193,7 @@ def _run(name: str, check: Callable[[Trainer], str], trainer: Trainer) -> Findin
     try:
         before = {key: np.array(array) for key, array in trainer.state().items()}
     except Exception as error:
-        return Finding(name, False, f"state() raised {error!r}")
+        return Finding(name, False, f"state() raised {explained(error)}", explained(error))
     try:
         _statement(trainer)  # a private trainer trains only once it was asked what that costs
         return Finding(name, True, check(trainer))
@@ -198,7 +201,7 @@ def _run(name: str, check: Callable[[Trainer], str], trainer: Trainer) -> Findin
         return Finding(name, False, str(broken))
     except Exception as error:
         # User code may raise anything; the operator's table shows it instead of ending.
-        return Finding(name, False, f"raised {error!r}")
+        return Finding(name, False, f"raised {explained(error)}", explained(error))
     finally:
         _restore(trainer, before)
 

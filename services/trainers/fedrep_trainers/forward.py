@@ -54,11 +54,35 @@ def split_batch(batch: Any) -> tuple[Any, Any]:
 
 
 def call_module(module: nn.Module, inputs: Any) -> Any:
-    if isinstance(inputs, Mapping):
-        return module(**inputs)
-    if isinstance(inputs, tuple | list):
-        return module(*inputs)
-    return module(inputs)
+    try:
+        if isinstance(inputs, Mapping):
+            return module(**inputs)
+        if isinstance(inputs, tuple | list):
+            return module(*inputs)
+        return module(inputs)
+    except Exception as error:
+        where = failing_layer(module, error)
+        if where is not None:
+            error.add_note(where)
+        raise
+
+
+def failing_layer(module: nn.Module, error: BaseException) -> str | None:
+    """The innermost layer that the error passed through, with the shapes of its parameters and of what it was given."""
+    names = {id(layer): name for name, layer in module.named_modules()}
+    layer: Any = None
+    given: list[Tensor] = []
+    trace = error.__traceback__
+    while trace is not None:
+        seen = trace.tb_frame.f_locals
+        if trace.tb_frame.f_code.co_name == "forward" and id(seen.get("self")) in names:
+            layer, given = seen["self"], [value for value in seen.values() if isinstance(value, Tensor)]
+        trace = trace.tb_next
+    if layer is None or not given:
+        return None
+    own = ", ".join(f"{name} {list(p.shape)}" for name, p in layer.named_parameters(recurse=False))
+    inputs = ", ".join(str(list(tensor.shape)) for tensor in given)
+    return f"in layer {names[id(layer)]!r} ({type(layer).__name__}{': ' if own else ''}{own}), which was given {inputs}"
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

@@ -93,7 +93,7 @@ class TrainerSettings(BaseModel):
         problems: list[str] = []
         if self.user_code is not None and not _USER_CODE.fullmatch(self.user_code):
             problems.append(f"user_code must look like 'module:function', not {self.user_code!r}")
-        if self.shard_index >= self.shard_count:
+        if self.user_code is None and self.shard_index >= self.shard_count:
             problems.append(f"shard_index {self.shard_index} must be below shard_count {self.shard_count}")
         if self.schedule == "step" and not self.milestones:
             problems.append("schedule = 'step' needs milestones, for example milestones = [800]")

@@ -14,6 +14,7 @@ from typing import Any
 from fedrep.errors import FedrepError, SettingsError
 from fedrep_trainers.settings import TrainerSettings
 from fedrep_trainers.trainer import Trainer
+from fedrep_trainers.user_errors import explained
 
 _MEMBERS = ("layout", "initial", "train", "evaluate", "state", "load_state")
 
@@ -36,7 +37,7 @@ def load_function(reference: str, folder: Path | None) -> Callable[..., Any]:
         where = folder if folder is not None else "the Python path"
         raise SettingsError(f"user_code {reference!r}: there is no module {module_name!r} in {where}") from error
     except Exception as error:
-        raise SettingsError(f"user_code {reference!r} failed while it was imported: {error!r}") from error
+        raise SettingsError(f"user_code {reference!r} failed while it was imported: {explained(error)}") from error
     function = getattr(module, function_name, None)
     if not callable(function):
         raise SettingsError(f"user_code {reference!r}: {module.__file__} has no function {function_name!r}")
@@ -51,7 +52,7 @@ def user_trainer(reference: str, settings: TrainerSettings) -> Trainer:
     except FedrepError:
         raise
     except Exception as error:
-        raise SettingsError(f"user_code {reference!r} failed while it made the trainer: {error!r}") from error
+        raise SettingsError(f"user_code {reference!r} failed while it made the trainer: {explained(error)}") from error
     missing = [name for name in _MEMBERS if not hasattr(trainer, name)]
     if missing:
         raise SettingsError(
