@@ -41,6 +41,8 @@ COMMANDS: Final[dict[str, Command]] = {
     "epsilon": Command("fedrep_cli.epsilon:app", "What proposing coordinates costs in privacy, by round and in all."),
     "plan": Command("fedrep_cli.plan:app", "What a run's settings will give: buffers, slack, traffic, privacy.", "server"),
     "lab": Command("fedrep_cli.lab:app", "The paper's experiments: list, run, report.", "lab"),
+    "version": Command("fedrep_cli.version:app", "What is installed here."),
+    "completion": Command("fedrep_cli.completion:app", "The script that completes commands and options in your shell."),
 }
 
 OK: Final = 0
@@ -61,6 +63,7 @@ EXIT_CODES: Final[dict[int, str]] = {
     INTERRUPTED: "interrupted (Ctrl-C)",
 }
 
+COMPLETE_VARIABLE: Final = "_FEDREP_COMPLETE"  # set by the shell, see `fedrep_cli.completion`
 UNREACHABLE_STATUS: Final = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED"})
 OWN_PACKAGES: Final = frozenset(
     {"fedrep"}
@@ -70,6 +73,10 @@ OWN_PACKAGES: Final = frozenset(
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if argv is None and COMPLETE_VARIABLE in os.environ:
+        from fedrep_cli.completion import complete
+
+        return complete(COMMANDS, os.environ[COMPLETE_VARIABLE])
     if not arguments or arguments[0] in ("--help", "-h", "help"):
         print(help_text())
         return OK
