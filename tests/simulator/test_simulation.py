@@ -229,6 +229,24 @@ def test_public_coordinates_end_with_the_same_bits_with_and_without_cryptography
     assert not same_bits(fast, run_simulation(top, stating, central=False))
 
 
+@pytest.mark.parametrize("fast", [False, True])
+def test_attackers_on_public_coordinates_know_what_they_would_send_and_no_more(
+    fast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared: list[int] = []
+
+    def noted(_: Coalition, _silo: SiloName, _round: int, g: Vector) -> None:
+        shared.append(int(np.count_nonzero(g)))
+
+    monkeypatch.setattr(Coalition, "share", noted)
+    monkeypatch.setattr(Coalition, "crafted", lambda _self, _silo, g: -g)
+    budget = TrainerSettings(privacy=PrivacySettings(epsilon=8.0, delta=1e-5))
+    terms = Wishes(rounds=3, fast=fast, byzantine=1, attack="foe").terms(RunConfig(**RUN), budget)
+    run_simulation(terms, stating, central=False)
+    assert min(shared) > 0
+    assert max(shared) <= 40  # K, of two hundred parameters
+
+
 @pytest.mark.slow
 def test_silos_that_train_privately_say_what_their_records_cost_and_the_books_survive_an_interruption(tmp_path: Path) -> None:
     def stop_after_two(row: Row, _rounds: int) -> None:

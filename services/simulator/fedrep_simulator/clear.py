@@ -177,7 +177,7 @@ class ClearPlay:
         refuse_hopeless(trained, manifest.round)
         for name, result in trained.items():
             if isinstance(result, Trained):
-                share(self._scene, name, self._silos[name].state, manifest.round, result)
+                share(self._scene, name, self._silos[name].state, orders[name], result)
         offers = {silo.name: offer for silo in silos if (offer := silo.offer(manifest, trained.get(silo.name))) is not None}
         outcome = self._opened(manifest, offers)
         closed = close_round(self._scene.run, manifest, outcome, self._progress)

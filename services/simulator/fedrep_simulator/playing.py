@@ -16,9 +16,10 @@ from fedrep.protocol.goals import Goals, Totals
 from fedrep.protocol.manifests import RecordPromise, RunManifest, SiloName
 from fedrep.protocol.round_closing import ClosedRound
 from fedrep.protocol.run_progress import RunProgress
-from fedrep.protocol.silo_effects import Trained, TrainingFailed
+from fedrep.protocol.silo_effects import Train, Trained, TrainingFailed
 from fedrep.protocol.silo_rules import Policy
 from fedrep.protocol.silo_state import SiloState
+from fedrep.public_coordinates import only
 from fedrep_runtime.run_config import sign_run
 from fedrep_simulator.attackers import Coalition
 from fedrep_simulator.desks import Result
@@ -84,16 +85,20 @@ def trained_by(engine: Engine, scene: Scene, trains: Mapping[SiloName, Simulated
     results = engine.train(orders)
     for name, result in results.items():
         if isinstance(result, Trained):
-            share(scene, name, trains[name].state, orders[name].round, result)
+            share(scene, name, trains[name].state, orders[name], result)
     return results
 
 
-def share(scene: Scene, name: SiloName, state: SiloState, number: int, trained: Trained) -> None:
+def share(scene: Scene, name: SiloName, state: SiloState, order: Train, trained: Trained) -> None:
+    """What this silo would send honestly: with its memory, or on public coordinates alone and without any."""
+    memory, update = state.memory, trained.update
+    if order.coordinates is not None:
+        memory, update = memory.without_residual(), only(update, order.coordinates)
     try:
-        g = state.memory.contribution(0, trained.version, trained.update).g
+        g = memory.contribution(0, trained.version, update).g
     except FedrepError:
         return  # no update at all: the silo's machine says so
-    scene.coalition.share(name, number, g)
+    scene.coalition.share(name, order.round, g)
 
 
 def refuse_hopeless(trained: Mapping[SiloName, Result], number: int) -> None:
