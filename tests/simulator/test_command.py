@@ -16,8 +16,14 @@ import pytest
 from rich.console import Console
 
 from fedrep_cli.main import main
-from fedrep_cli.simulate_view import picture
+from fedrep_cli.simulate_view import SimulationView, picture
+from fedrep_runtime.run_config import RunConfig
+from fedrep_simulator.api import Listeners, run_simulation
+from fedrep_simulator.terms import Wishes
 from fedrep_trainers.layout import read_model
+from fedrep_trainers.settings import TrainerSettings
+from tests.simulator.problem import RUN as PROBLEM
+from tests.simulator.problem import build
 
 TRAINER = """
 from tests.harness.federation import StubTrainer
@@ -143,6 +149,16 @@ def test_after_ctrl_c_the_same_command_goes_on(project: Path, capsys: pytest.Cap
     assert 10 <= len(kept) < 100
     assert main([*command, "--fast"]) == 1  # another command
     assert "holds another simulation (its fast was False, now it is True)" in capsys.readouterr().err
+
+
+def test_the_view_names_the_rule_of_the_run_that_is_played() -> None:
+    terms = Wishes(rounds=2, byzantine=1, attack="foe", fast=True).terms(RunConfig(**PROBLEM), TrainerSettings())
+    view = SimulationView(terms, quiet=True)
+    titles: list[str] = []
+    noted = Listeners(on_run=view.begin, on_round=lambda _row, _rounds: titles.append(view.title))
+    run_simulation(terms, build, central=False, compare=True, listeners=noted)
+    way = "8 silos, 1 of them attack with foe; {}, without cryptography"
+    assert titles == [way.format("geometric_median")] * 2 + [way.format("mean")] * 2
 
 
 def test_the_live_picture_fits_eighty_columns_and_plots_the_accuracy() -> None:

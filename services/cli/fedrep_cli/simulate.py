@@ -85,7 +85,7 @@ def simulate(
     terms = read_files(wishes, trainer, client, run)
     with ExitStack() as stack:
         view = stack.enter_context(SimulationView(terms, quiet=as_json or not sys.stderr.isatty()))
-        listeners = Listeners(view.step, view.show, view.central)
+        listeners = Listeners(view.step, view.show, view.central, on_run=view.begin)
         url = ""
         if dashboard:
             listeners, url = _watched(terms, view, stack)
@@ -138,7 +138,7 @@ def _watched(terms: Terms, view: SimulationView, stack: ExitStack) -> tuple[List
         view.show(row, rounds)
         observed.show(row, rounds)
 
-    return Listeners(view.step, on_round, view.central, observed.watch), observed.url
+    return Listeners(view.step, on_round, view.central, observed.watch, view.begin), observed.url
 
 
 def _options(given: list[str]) -> dict[str, Any]:

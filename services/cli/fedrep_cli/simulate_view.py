@@ -28,7 +28,6 @@ class SimulationView:
         self._console = Console(file=sys.stderr)
         self._live: Live | None = None
         self._rows: list[dict[str, Any]] = []
-        self._step = ""
 
     def __enter__(self) -> SimulationView:
         return self
@@ -40,6 +39,9 @@ class SimulationView:
         if self._live is not None:
             self._live.stop()
             self._live = None
+
+    def begin(self, terms: Terms) -> None:
+        self._terms = terms
 
     def step(self, text: str) -> None:
         """Something else begins; what was drawn stays."""
@@ -56,7 +58,7 @@ class SimulationView:
             if row["round"] % max(rounds // QUIET_LINES, 1) == 0:
                 self._console.print(f"... {_told(self._rows, rounds)}", highlight=False, soft_wrap=True)
             return
-        self._draw(picture(self._title(), self._rows, rounds))
+        self._draw(picture(self.title, self._rows, rounds))
 
     def central(self, done: int) -> None:
         if not self._quiet:
@@ -68,7 +70,8 @@ class SimulationView:
             self._live.start()
         self._live.update(drawn)
 
-    def _title(self) -> str:
+    @property
+    def title(self) -> str:
         terms = self._terms
         attackers = f"{terms.byzantine} of them attack with {terms.attack.name}" if terms.byzantine else "nobody attacks"
         way = "without cryptography" if terms.fast else "with secure aggregation"

@@ -37,12 +37,14 @@ def _silent(*_: object) -> None:
 
 @dataclass(frozen=True)
 class Listeners:
-    """`on_step` hears what begins, `on_round` of every round, `on_central` how many rounds of the central model are done."""
+    """`on_step` hears what begins, `on_run` which run is played, `on_round` of every round, `on_central` how many rounds of the
+    central model are done."""
 
     on_step: Callable[[str], None] = _silent
     on_round: OnRound = _silent
     on_central: Callable[[int], None] = _silent
     written: Callable[[Simulation], Written] | None = None
+    on_run: Callable[[Terms], None] = _silent
 
 
 def simulate(
@@ -194,6 +196,7 @@ def _played(terms: Terms, engine: Engine, out: Path | None, listeners: Listeners
     simulation = Simulation(terms, engine, Outputs(folder, listeners.on_round))
     if listeners.written is not None:
         simulation.listen(listeners.written(simulation))
+    listeners.on_run(terms)
     try:
         simulation.play()
     finally:
