@@ -19,7 +19,7 @@ from fedrep_dashboard.feed import Feeds, RunFeed
 LARGEST = 2**53 - 1  # of an integer in JavaScript
 HEAT_COLUMNS = 240
 Format = Literal["json", "csv"]
-Chart = Literal["accuracy", "loss", "metrics", "bytes", "epsilon", "health", "phases", "buffers", "silos", "events"]
+Chart = Literal["accuracy", "loss", "metrics", "bytes", "epsilon", "health", "phases", "buffers", "silos", "records", "events"]
 Metric = Literal["accuracy", "loss", "bytes_total", "epsilon_sum", "update_norm"]
 RunName = Annotated[str, Path(pattern=schema.NAME)]
 Points = Annotated[int | None, Query(ge=10, le=5000, description="About how many rounds to return at most.")]

@@ -73,6 +73,19 @@ def _silos(feed: RunFeed) -> Table:
     return header, ((item.round, s.silo, s.status, s.bytes_up, s.bytes_down) for item, _ in rounds for s in item.silos)
 
 
+def _records(feed: RunFeed) -> Table:
+    """Only what was said: a silo that does not report has no line, and one without guarantee the word for it."""
+    header = ("round", "silo", "record_epsilon")
+
+    def lines() -> Iterator[Sequence[Any]]:
+        for item, _ in feed.history.raw():
+            for s in item.silos:
+                if s.record_none or s.HasField("record_epsilon"):
+                    yield item.round, s.silo, "none" if s.record_none else s.record_epsilon
+
+    return header, lines()
+
+
 def _events(feed: RunFeed) -> Table:
     header = tuple(schema.EventRow.model_fields)
     return header, ([getattr(item.event, column) for column in header] for item in feed.items)
@@ -84,6 +97,7 @@ CHARTS: Final[dict[str, Callable[[RunFeed], Table]]] = {
     "metrics": _metrics,
     "buffers": _buffers,
     "silos": _silos,
+    "records": _records,
     "events": _events,
 }
 

@@ -80,7 +80,15 @@ class History:
             return None
         item = self._rounds[bisect_left(self._numbers, number)]
         silos = [
-            schema.SiloInRound(silo=s.silo, status=s.status, bytes_up=s.bytes_up, bytes_down=s.bytes_down) for s in item.silos
+            schema.SiloInRound(
+                silo=s.silo,
+                status=s.status,
+                bytes_up=s.bytes_up,
+                bytes_down=s.bytes_down,
+                record_epsilon=optional(s, "record_epsilon"),
+                record_none=s.record_none,
+            )
+            for s in item.silos
         ]
         return schema.RoundDetail(row=row, buffers=buffers_of(item), silos=silos)
 
@@ -169,6 +177,7 @@ class History:
             accuracy=optional(item, "accuracy"),
             loss=optional(item, "loss"),
             metrics=dict(item.metrics),
+            records={s.silo: s.record_epsilon for s in item.silos if optional(s, "record_epsilon") is not None},
             silo_accuracy_min=accuracy[0],
             silo_accuracy_median=accuracy[1],
             silo_accuracy_max=accuracy[2],

@@ -51,6 +51,15 @@ class SignIn(BaseModel):
     token: str = Field(min_length=1, max_length=500)
 
 
+class RecordTotals(Shape):
+    """What silos say that one training record has cost. Each is about its own records: nothing here is a sum."""
+
+    epsilon: float | None = Field(default=None, description="Largest that any silo reported; null if none did.")
+    delta: float | None = Field(default=None, description="Largest delta of these figures.")
+    reporting: int = Field(default=0, description="Silos that reported an epsilon.")
+    without: int = Field(default=0, description="Silos that said that they have no guarantee; the others did not report.")
+
+
 class Run(Shape):
     name: str
     hash: str
@@ -70,6 +79,7 @@ class Run(Shape):
     bytes_down: int
     epsilon_total: float | None = Field(description="Largest epsilon any silo spent; null when there is no guarantee.")
     epsilon_budget: float | None
+    records: RecordTotals = RecordTotals()
     silos_present: int
     silos_allowed: int
     aggregator: str
@@ -97,6 +107,13 @@ class Silo(Shape):
     drill: str
     problem: str
     given_up: int
+    record_epsilon: float | None = Field(
+        default=None,
+        description="What it says that one training record has cost; null if it did not report, or has no guarantee.",
+    )
+    record_delta: float | None = None
+    record_budget: float | None = None
+    record_none: bool = Field(default=False, description="It said that its records have no guarantee.")
 
 
 class Silos(Shape):
@@ -121,6 +138,12 @@ class Epsilon(Shape):
     meaningful: bool = Field(description="Whether the total is small enough to promise anything.")
 
 
+class Records(Shape):
+    covers: str = Field(description="What the record epsilon is about, in one sentence.")
+    epsilon_at_most: float | None = Field(description="What every silo of the run had to promise; null if nothing.")
+    delta_at_most: float | None
+
+
 class RunDetail(Shape):
     run: Run
     phase: str
@@ -130,6 +153,7 @@ class RunDetail(Shape):
     options: dict[str, Any]
     models: list[Model]
     epsilon: Epsilon
+    records: Records
     dense_bytes_per_silo_round: int
     signed_by: str
 
@@ -150,6 +174,8 @@ class SiloInRound(Shape):
     status: str
     bytes_up: int
     bytes_down: int
+    record_epsilon: float | None = None
+    record_none: bool = False
 
 
 class RoundRow(Shape):
@@ -183,6 +209,9 @@ class RoundRow(Shape):
     accuracy: float | None
     loss: float | None
     metrics: dict[str, float] = Field(default_factory=dict, description="The evaluator's further figures by name.")
+    records: dict[str, float] = Field(
+        default_factory=dict, description="By silo: what it said that one of its training records had cost. Never summed."
+    )
     silo_accuracy_min: float | None
     silo_accuracy_median: float | None
     silo_accuracy_max: float | None

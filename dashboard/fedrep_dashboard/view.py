@@ -6,7 +6,7 @@ import json
 import math
 from typing import Any
 
-from fedrep import privacy
+from fedrep import privacy, record_privacy
 from fedrep.wire.v1 import federation_pb2, observer_pb2
 from fedrep_dashboard import schema
 
@@ -31,6 +31,12 @@ def run_of(item: observer_pb2.RunSummary, alerts: int = 0, last_alert: str = "")
         bytes_down=item.bytes_down,
         epsilon_total=optional(item, "epsilon_total"),
         epsilon_budget=optional(item, "epsilon_budget"),
+        records=schema.RecordTotals(
+            epsilon=optional(item.records, "epsilon"),
+            delta=optional(item.records, "delta"),
+            reporting=item.records.reporting,
+            without=item.records.without,
+        ),
         silos_present=item.silos_present,
         silos_allowed=item.silos_allowed,
         aggregator=item.aggregator,
@@ -56,6 +62,10 @@ def silo_of(item: observer_pb2.SiloStatus) -> schema.Silo:
         drill=item.drill,
         problem=item.problem,
         given_up=item.given_up,
+        record_epsilon=optional(item, "record_epsilon"),
+        record_delta=optional(item, "record_delta"),
+        record_budget=optional(item, "record_budget"),
+        record_none=item.record_none,
     )
 
 
@@ -99,6 +109,8 @@ def settings_of(manifest: federation_pb2.RunManifest) -> dict[str, Any]:
             "reveal": manifest.deadlines.reveal,
         },
         "drills": manifest.drills,
+        "record_epsilon_at_most": optional(manifest, "record_epsilon_at_most"),
+        "delta_at_most": optional(manifest, "delta_at_most"),
     }
 
 
@@ -155,6 +167,11 @@ def detail_of(
             for m in answer.models
         ],
         epsilon=epsilon_of(run, last_row, answer.options.epsilon_budget),
+        records=schema.Records(
+            covers=record_privacy.COVERS,
+            epsilon_at_most=optional(answer.manifest.manifest, "record_epsilon_at_most"),
+            delta_at_most=optional(answer.manifest.manifest, "delta_at_most"),
+        ),
         dense_bytes_per_silo_round=answer.dense_bytes_per_silo_round,
         signed_by=answer.manifest.admin,
     )

@@ -61,7 +61,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     server = ScriptedServer().start()
     server.add(scripted_run("digits-mean", aggregator="mean", alpha=0.0, budget=None, state="finished"), 40)
     server.add(scripted_run("empty", state="waiting"))
-    run = server.add(scripted_run("digits"), 46)
+    run = server.add(scripted_run("digits", private=6), 46)
     with serving(settings_for(server.address), as_admin(server.address, tmp_path_factory.mktemp("identity"))) as url:
         yield Site(server, run, url)
     server.die()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
+from fedrep.record_privacy import COVERS
 from tests.browser.conftest import Site, visit
+from tests.harness.dashboard_server import scripted_run
 from tests.harness.dashboard_site import VIEWER
 
 PAGES = {
@@ -42,7 +46,7 @@ def test_every_page_shows_its_data_without_an_error_or_a_foreign_request(
     chromium: Browser, site: Site, scheme: str, width: int
 ) -> None:
     visitor = visit(chromium, site.url, width=width, scheme=scheme)
-    charts = {"overview": 0, "run": 7, "silos": 1, "compare": 4, "compare-bytes": 4, "empty": 0, "new": 0}
+    charts = {"overview": 0, "run": 9, "silos": 1, "compare": 4, "compare-bytes": 4, "empty": 0, "new": 0}
     for name, count in charts.items():
         page = visitor.open(PAGES[name])
         settled(page)
@@ -99,6 +103,39 @@ def test_a_new_round_reaches_charts_figures_and_events_without_a_reload(chromium
     page.context.close()
 
 
+def test_what_records_have_cost_is_shown_by_silo_beside_the_coordinates_epsilon_with_what_it_covers(
+    chromium: Browser, site: Site
+) -> None:
+    page = visit(chromium, site.url).open("/runs/digits")
+    settled(page)
+    tile = page.locator(".stat", has_text="Record epsilon")
+    largest = 0.75 * math.sqrt(len(site.run.rounds))
+    shown = f"{math.ceil(100 * largest) / 100:.2f}"
+    expect(tile).to_contain_text(shown)
+    expect(tile).to_contain_text("most of 6, none at 1")
+    card = page.locator(".card", has=page.get_by_role("heading", name="Record epsilon"))
+    for text in (
+        "silo-01",
+        "silo-06",
+        shown,
+        "6 silos report it, at delta 1e-5 at most; none at 1 silo; not reported by 3 silos",
+    ):
+        expect(card).to_contain_text(text, ignore_case=True)
+    expect(card).to_contain_text(COVERS)
+    expect(card).not_to_contain_text("silo-07")
+    page = visit(chromium, site.url).open("/runs/digits-mean")
+    settled(page)
+    expect(page.locator(".stat", has_text="Record epsilon")).to_contain_text("not reported")
+    expect(page.get_by_text("No silo reports a record epsilon")).to_be_visible()
+    page = visit(chromium, site.url).open("/runs/digits/silos")
+    settled(page)
+    for silo, said in (("silo-06", f"{shown} of 8.00"), ("silo-07", "none"), ("silo-08", "not reported")):
+        row = page.locator("tr", has_text=silo)
+        expect(row.locator("[data-label='Record epsilon']")).to_have_text(said)
+    for context in chromium.contexts:
+        context.close()
+
+
 def test_the_servers_death_shows_as_a_banner_and_its_return_clears_it(chromium: Browser, site: Site) -> None:
     visitor = visit(chromium, site.url)
     page = visitor.open("/runs/digits")
@@ -111,7 +148,7 @@ def test_the_servers_death_shows_as_a_banner_and_its_return_clears_it(chromium: 
     visitor.shoot("server-down")
     page.reload()
     expect(page.locator(".banner")).to_be_visible()
-    expect(page.locator(".plot canvas")).to_have_count(6)
+    expect(page.locator(".plot canvas")).to_have_count(8)
     site.server.start()
     expect(page.locator(".banner")).to_have_count(0, timeout=20_000)
     item = site.server.play_round(site.run)
@@ -208,6 +245,10 @@ def test_a_run_is_created_from_the_form_once_the_preflight_is_content(chromium: 
     expect(button).to_be_disabled()
     page.get_by_role("textbox", name="Name lower-case").fill("from-form")
     expect(page.locator(".fine")).to_be_visible()
+    page.get_by_label("Record delta at most").fill("")
+    expect(page.locator(".problems")).to_contain_text("belong together")
+    page.get_by_label("Record epsilon at most").fill("")
+    expect(page.locator(".fine")).to_be_visible()
     page.get_by_label("Byzantine silos at most").fill("4")
     expect(page.locator(".problems")).to_contain_text("lower f")
     expect(button).to_be_disabled()
@@ -248,4 +289,16 @@ def test_a_figure_that_cannot_be_fetched_says_so_instead_of_loading_for_ever(chr
     page.goto(site.url + "/runs/digits/silos")
     expect(page.get_by_role("alert")).to_have_count(2)
     expect(page.get_by_text("Loading…")).to_have_count(0)
+    page.context.close()
+
+
+def test_of_many_silos_records_the_largest_are_drawn_and_the_others_lie_in_a_band(chromium: Browser, site: Site) -> None:
+    site.server.add(scripted_run("many", silos=12, private=11), 5)
+    page = visit(chromium, site.url).open("/runs/many")
+    settled(page)
+    card = page.locator(".card", has=page.get_by_role("heading", name="Record epsilon"))
+    expect(card.locator(".legend li")).to_have_count(8 + 2)
+    expect(card).to_contain_text(f"all silos, least to most {math.ceil(50 * math.sqrt(5)) / 100:.2f} to 2.24")
+    expect(card).not_to_contain_text("silo-03")
+    expect(card).to_contain_text("The 8 largest are drawn one by one.")
     page.context.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from fedrep import record_privacy
 from fedrep.protocol.manifests import run_manifest_message
 from fedrep.protocol.model_state import model_hash
 from fedrep.wire import codec
@@ -32,7 +34,7 @@ def server() -> Iterator[ScriptedServer]:
     scripted.add(scripted_run("empty", state="waiting"))
     long = scripted.add(scripted_run("long", rounds=10_000), 10_000)
     long.rounds[1498].accuracy = 0.01  # one bad evaluation in the middle
-    scripted.add(scripted_run("digits"), 46)
+    scripted.add(scripted_run("digits", private=6), 46)
     yield scripted
     scripted.die()
 
@@ -129,7 +131,7 @@ def test_a_group_of_rounds_shows_its_worst(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(
-    "chart", ["accuracy", "loss", "metrics", "bytes", "epsilon", "health", "phases", "buffers", "silos", "events"]
+    "chart", ["accuracy", "loss", "metrics", "bytes", "epsilon", "health", "phases", "buffers", "silos", "records", "events"]
 )
 def test_every_chart_exports_the_same_table_as_csv_and_json(client: httpx.Client, chart: str) -> None:
     records = client.get(f"/runs/digits/charts/{chart}").json()
@@ -145,6 +147,34 @@ def test_the_evaluators_own_figures_are_shown_with_the_run_and_its_rounds(client
     last = client.get("/runs/digits/charts/metrics").json()[-1]
     assert list(shown) == ["auroc"]
     assert shown["auroc"] == pytest.approx(last["auroc"])
+
+
+def test_what_silos_say_about_their_records_comes_by_silo_and_round_and_silence_is_not_none(client: httpx.Client) -> None:
+    detail = client.get("/runs/digits").json()
+    largest = 0.75 * math.sqrt(detail["run"]["round"])
+    assert detail["run"]["records"] == {"epsilon": pytest.approx(largest), "delta": 1e-5, "reporting": 6, "without": 1}
+    assert detail["records"] == {"covers": record_privacy.COVERS, "epsilon_at_most": 8.0, "delta_at_most": 1e-5}
+    assert detail["settings"]["record_epsilon_at_most"] == 8.0
+    silos = {silo["name"]: silo for silo in client.get("/runs/digits/silos").json()["silos"]}
+    assert (silos["silo-06"]["record_epsilon"], silos["silo-06"]["record_budget"]) == (pytest.approx(largest), 8.0)
+    assert [(silos[name]["record_epsilon"], silos[name]["record_none"]) for name in ("silo-07", "silo-08")] == [
+        (None, True),
+        (None, False),
+    ]
+    row = client.get("/runs/digits/rounds").json()["rows"][3]
+    assert row["records"] == {f"silo-{n + 1:02}": pytest.approx(2 * (0.5 + 0.05 * n)) for n in range(6)}
+    told = [line for line in client.get("/runs/digits/charts/records").json() if line["round"] == 4]
+    assert [line["silo"] for line in told] == [f"silo-{n:02}" for n in range(1, 8)]
+    assert told[-1]["record_epsilon"] == "none"
+    there = client.get("/runs/digits/rounds/4").json()["silos"]
+    assert [(silo["record_epsilon"] is None, silo["record_none"]) for silo in there[5:8]] == [
+        (False, False),
+        (True, True),
+        (True, False),
+    ]
+    quiet = client.get("/runs/plain").json()
+    assert quiet["run"]["records"] == {"epsilon": None, "delta": None, "reporting": 0, "without": 0}
+    assert quiet["records"]["epsilon_at_most"] is None
 
 
 def test_runs_are_compared_in_one_table(client: httpx.Client) -> None:
@@ -186,7 +216,8 @@ def test_an_admin_pauses_resumes_and_stops_a_run(client: httpx.Client, server: S
 def test_a_run_is_created_signed_and_with_the_kept_model(server: ScriptedServer, tmp_path: Path) -> None:
     connection = as_admin(server.address, tmp_path)
     header = {"Authorization": f"Bearer {ADMIN}"}
-    config = {"name": "fresh", "silos": [f"silo-{i:02}" for i in range(1, 11)], "byzantine_count": 2}
+    limits = {"record_epsilon_at_most": "8", "delta_at_most": "1e-5"}  # as the form sends them
+    config = {"name": "fresh", "silos": [f"silo-{i:02}" for i in range(1, 11)], "byzantine_count": 2, **limits}
     body = {"config": config, "model": {"run": "digits", "version": 0}}
     with (
         serving(settings_for(server.address), connection) as url,
@@ -204,6 +235,7 @@ def test_a_run_is_created_signed_and_with_the_kept_model(server: ScriptedServer,
     assert received == VECTOR.tobytes()
     signed = codec.signed_run_from_wire(sent.manifest)
     assert signed.manifest.model_hash == model_hash(VECTOR)
+    assert (signed.manifest.record_epsilon_at_most, signed.manifest.delta_at_most) == (8.0, 1e-5)
     assert connection.credentials is not None
     key = connection.credentials.trust_store().verify(signed.certificate, roles=[Role.ADMIN]).verify_key
     key.verify(signed.signature, run_manifest_message(signed.manifest))

@@ -44,6 +44,7 @@ class ScriptedRun:
     rounds: list[pb.Round] = field(default_factory=list)
     log: list[pb.WatchRunResponse] = field(default_factory=list)
     random: random.Random = field(default_factory=lambda: random.Random(7))
+    private: int = 0
 
 
 def scripted_run(
@@ -54,7 +55,9 @@ def scripted_run(
     budget: float | None = 900.0,
     aggregator: str = "geometric_median",
     state: str = "running",
+    private: int = 0,
 ) -> ScriptedRun:
+    """Of the silos the first `private` train by DP-SGD, the next says "none", and the others say nothing about their records."""
     names = [f"silo-{i:02}" for i in range(1, silos + 1)]
     manifest = fed.RunManifest(
         name=name, silos=names, parameters=PARAMETERS, coordinates=COORDINATES, alpha=alpha, buffer_size=2,
@@ -63,6 +66,8 @@ def scripted_run(
         aggregator_settings="{}", rounds=max(rounds, 60), drills=True,
         deadlines=fed.Deadlines(propose=30, submit=15, confirm=10, reveal=10),
     )  # fmt: skip
+    if private:
+        manifest.record_epsilon_at_most, manifest.delta_at_most = 8.0, 1e-5
     summary = pb.RunSummary(
         name=name, run=name.encode().ljust(32, b"\0"), state=state, created_at=START, rounds_planned=manifest.rounds,
         silos_present=silos, silos_allowed=silos, aggregator=aggregator, drills=True,
@@ -79,7 +84,7 @@ def scripted_run(
     for silo in names:
         status = answer.silos.add(name=silo, state="present", last_seen=START, software_version="0.1.0")
         status.certificate_expires = START + 90 * 86400
-    return ScriptedRun(summary, answer)
+    return ScriptedRun(summary, answer, private=private)
 
 
 class ScriptedServer(observer_pb2_grpc.ObserverServiceServicer):
@@ -166,6 +171,12 @@ class ScriptedServer(observer_pb2_grpc.ObserverServiceServicer):
             status.last_seen = item.started_at + 2
             if item.HasField("epsilon"):
                 status.epsilon_total += item.epsilon
+            if there.HasField("record_epsilon"):
+                status.record_epsilon, status.record_delta, status.record_budget = there.record_epsilon, 1e-5, 8.0
+                totals = run.summary.records
+                totals.epsilon, totals.delta = max(totals.epsilon, there.record_epsilon), 1e-5
+                totals.reporting, totals.without = run.private, 1
+            status.record_none = there.record_none
             if there.status == "dropped":
                 status.strikes += 1
                 self.say(run, "dropped", f"{there.silo} stopped answering in round {item.round}.", "warning", there.silo)
@@ -303,6 +314,11 @@ def finished_round(run: ScriptedRun) -> pb.Round:
     for name, status in statuses.items():
         up = 0 if status == "dropped" else 3300 + rng.randrange(300)
         item.silos.add(silo=name, status=status, bytes_up=up, bytes_down=2900 + rng.randrange(200))
+    for index, there in enumerate(item.silos[: run.private + 1] if run.private else ()):
+        if index < run.private:
+            there.record_epsilon = (0.5 + 0.05 * index) * math.sqrt(number)
+        else:
+            there.record_none = True
     item.bytes_up = sum(silo.bytes_up for silo in item.silos)
     item.bytes_down = sum(silo.bytes_down for silo in item.silos)
     if not skipped:

@@ -87,7 +87,7 @@ def main() -> None:
         server.add(scripted_run("digits-long", rounds=10_000, state="finished"), 10_000)
     server.add(scripted_run("digits-mean", aggregator="mean", alpha=0.0, budget=None, state="finished"), 40)
     server.add(scripted_run("empty", state="waiting"))
-    live = server.add(scripted_run("digits"), 60)
+    live = server.add(scripted_run("digits", private=6), 60)
     with (
         TemporaryDirectory() as folder,
         serving(settings_for(server.address), as_admin(server.address, Path(folder)), arguments.port) as url,

@@ -17,6 +17,14 @@ export interface ServerState {
   problem: string;
 }
 
+// What silos say that one training record has cost: each about its own records, nothing summed.
+export interface RecordTotals {
+  epsilon: number | null;
+  delta: number | null;
+  reporting: number;
+  without: number;
+}
+
 export interface Run {
   name: string;
   state: string;
@@ -35,6 +43,7 @@ export interface Run {
   bytes_down: number;
   epsilon_total: number | null;
   epsilon_budget: number | null;
+  records: RecordTotals;
   silos_present: number;
   silos_allowed: number;
   aggregator: string;
@@ -50,6 +59,12 @@ export interface Epsilon {
   budget: number | null;
   budget_ends_in_round: number | null;
   meaningful: boolean;
+}
+
+export interface Records {
+  covers: string;
+  epsilon_at_most: number | null;
+  delta_at_most: number | null;
 }
 
 export type Settings = Record<string, unknown>;
@@ -72,6 +87,7 @@ export interface RunDetail {
   options: Settings;
   models: Model[];
   epsilon: Epsilon;
+  records: Records;
   dense_bytes_per_silo_round: number;
   signed_by: string;
 }
@@ -104,6 +120,7 @@ export interface Row {
   accuracy: number | null;
   loss: number | null;
   metrics: Record<string, number>;
+  records: Record<string, number>;
   silo_accuracy_min: number | null;
   silo_accuracy_median: number | null;
   silo_accuracy_max: number | null;
@@ -151,6 +168,10 @@ export interface Silo {
   drill: string;
   problem: string;
   given_up: number;
+  record_epsilon: number | null;
+  record_delta: number | null;
+  record_budget: number | null;
+  record_none: boolean;
 }
 
 export interface Comparison {

@@ -37,12 +37,18 @@ export const numberTick = (x: number | null | undefined): string =>
 export function epsilon(x: number | null | undefined): string {
   if (x == null) return "none";
   const digits = x < 10 ? 2 : x < 1000 ? 1 : 0;
-  const scale = 10 ** digits;
-  return (Math.ceil(x * scale - 1e-9) / scale || 0).toLocaleString("en-US", {
+  const near = Number(x.toFixed(digits));
+  return (near < x ? near + 10 ** -digits : near || 0).toLocaleString("en-US", {
     minimumFractionDigits: digits,
     maximumFractionDigits: digits,
   });
 }
+
+// What one silo, or the silos of a run together, say about their training records. Silence is not "none".
+export const recordEpsilon = (known: number | null, none: boolean): string =>
+  known != null ? epsilon(known) : none ? "none" : "not reported";
+
+export const delta = (x: number | null | undefined): string => (x == null ? NONE : x < 1e-3 ? x.toExponential() : String(x));
 
 export function seconds(s: number | null | undefined): string {
   if (s == null) return NONE;

@@ -1,6 +1,6 @@
 // The rules of the run, in the paper's words and symbols, and the models that are kept.
 import type { RunDetail } from "./api";
-import { bytes, count, day, percent, words } from "./format";
+import { bytes, count, day, delta, epsilon, percent, words } from "./format";
 import { Card } from "./parts";
 
 const NAMES: [string, string][] = [
@@ -19,6 +19,8 @@ const NAMES: [string, string][] = [
   ["value_bits", "Value (q)"],
   ["downlink_bits", "Downlink"],
   ["deadlines", "Deadlines"],
+  ["record_epsilon_at_most", "Record epsilon at most"],
+  ["delta_at_most", "Record delta at most"],
 ];
 
 export function SettingsCard({ detail }: { detail: RunDetail }) {
@@ -58,6 +60,9 @@ const plain = (value: unknown): string => (typeof value === "string" ? value : A
 
 function shown(key: string, settings: Record<string, unknown>): string {
   const value = settings[key];
+  if (value == null) return "not asked for";
+  if (key === "delta_at_most") return delta(Number(value));
+  if (key === "record_epsilon_at_most") return epsilon(Number(value));
   if (key === "deadlines") {
     return Object.entries(value as Record<string, number>)
       .map(([phase, s]) => `${phase} ${s} s`)

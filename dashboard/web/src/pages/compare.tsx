@@ -3,7 +3,7 @@ import { useEffect, useMemo, useState } from "preact/hooks";
 import { type Comparison, type Row, type Run, type ServerState, get } from "../api";
 import type { Shared } from "../app";
 import { Chart, type Line } from "../chart";
-import { bytes, bytesTick, decimal, epsilon, numberTick, percent, percentTick } from "../format";
+import { bytes, bytesTick, decimal, epsilon, numberTick, percent, percentTick, recordEpsilon } from "../format";
 import { useLive } from "../live";
 import { Card, Empty, Failure, State } from "../parts";
 import { go } from "../router";
@@ -134,6 +134,7 @@ function Differences({ data }: { data: Comparison }) {
     ["rounds applied, skipped", (run) => `${run.rounds_applied}, ${run.rounds_skipped}`],
     ["traffic", (run) => bytes(run.bytes_up + run.bytes_down)],
     ["epsilon in total", (run) => epsilon(run.epsilon_total)],
+    ["record epsilon, most of any silo", (run) => recordEpsilon(run.records.epsilon, run.records.without > 0)],
   ];
   const alone = data.runs.length < 2 && "Choose another run above to see where it differs.";
   return (

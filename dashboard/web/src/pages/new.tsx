@@ -17,6 +17,8 @@ interface Form {
   aggregator: string;
   ring_bits: string;
   epsilon_budget: string;
+  record_epsilon_at_most: string;
+  delta_at_most: string;
   target_accuracy: string;
   propose_seconds: string;
   drills: boolean;
@@ -121,6 +123,7 @@ function Editor({ runs, aggregators }: { runs: Run[]; aggregators: string[] }) {
     </label>
   );
   const number = { inputMode: "decimal" };
+  const optional = { ...number, required: false };
   return (
     <form class="grid" onSubmit={create}>
       <Card title="Who and what">
@@ -173,6 +176,8 @@ function Editor({ runs, aggregators }: { runs: Run[]; aggregators: string[] }) {
           {text("alpha", "Obfuscation (alpha)", "share of random coordinates; 0 gives no guarantee", number)}
           {text("epsilon_budget", "Stop at epsilon", "0 means never", number)}
           {text("target_accuracy", "Stop at accuracy", "from 0 to 1; 0 means never", number)}
+          {text("record_epsilon_at_most", "Record epsilon at most", "promised by each silo; empty: none", optional)}
+          {text("delta_at_most", "Record delta at most", "of that promise, 1e-5 for example", optional)}
           {text("propose_seconds", "Time to train and propose, s", "per round", number)}
           <label class="check">
             <input
@@ -220,6 +225,8 @@ function fromRun(detail: RunDetail): Form {
     aggregator: s.aggregator as string,
     ring_bits: String(s.ring_bits),
     epsilon_budget: String(detail.options.epsilon_budget ?? 0),
+    record_epsilon_at_most: String(s.record_epsilon_at_most ?? ""),
+    delta_at_most: String(s.delta_at_most ?? ""),
     target_accuracy: String(detail.options.target_accuracy ?? 0),
     propose_seconds: String((s.deadlines as { propose: number }).propose),
     drills: Boolean(s.drills),
@@ -237,6 +244,8 @@ function toConfig(form: Form) {
     byzantine_count: form.byzantine_count,
     ring_bits: form.ring_bits,
     drills: form.drills,
+    record_epsilon_at_most: form.record_epsilon_at_most.trim() || null,
+    delta_at_most: form.delta_at_most.trim() || null,
     aggregator: { name: form.aggregator },
     deadlines: { propose: form.propose_seconds },
     stop: { epsilon_budget: form.epsilon_budget, target_accuracy: form.target_accuracy },

@@ -2,7 +2,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { type Run, type ServerState, get } from "../api";
 import type { Shared } from "../app";
-import { bytes, count, day, decimal, epsilon, percent } from "../format";
+import { bytes, count, day, decimal, epsilon, percent, recordEpsilon } from "../format";
 import { useLive } from "../live";
 import { Command, Empty, Failure, Loading, Meter, State } from "../parts";
 import { Link } from "../router";
@@ -136,6 +136,9 @@ function RunLine({ run }: { run: Run }) {
             />
           )}
           {run.round > 0 && run.epsilon_total == null && <span class="sub">no guarantee</span>}
+          {run.records.reporting + run.records.without > 0 && (
+            <span class="sub">records {recordEpsilon(run.records.epsilon, run.records.without > 0)}</span>
+          )}
         </span>
       </td>
       <td class="num" data-label="Silos">

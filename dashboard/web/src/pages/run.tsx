@@ -4,10 +4,11 @@ import type { Row, RunDetail } from "../api";
 import type { Shared } from "../app";
 import { Chart, type Line } from "../chart";
 import { Events } from "../events";
-import { bytes, bytesTick, count, decimal, epsilon, numberTick, percent, percentTick, words } from "../format";
+import { bytes, bytesTick, count, decimal, epsilon, numberTick, percent, percentTick, recordEpsilon, words } from "../format";
 import { BUFFERS, HeatMap } from "../heatmap";
 import { SpanChoice, useHeatMap } from "../heatmap-data";
 import { Card, Command, Empty, Failure, Loading, Stat, useWidth } from "../parts";
+import { RecordChart } from "../record-chart";
 import { useRun } from "../run-data";
 import { RunHead } from "../run-head";
 import { SettingsCard } from "../settings-card";
@@ -32,7 +33,7 @@ export function RunPage({ name, session, server, report }: { name: string } & Sh
           </p>
         </Empty>
       )}
-      {rows.length > 0 && <Charts rows={rows} detail={detail} charts={charts} name={name} />}
+      {rows.length > 0 && <Charts rows={rows} detail={{ ...detail, run }} charts={charts} name={name} />}
       {rows.length > 0 && (
         <div class="grid">
           <Waterfall rows={rows} exportPath={`${charts}/phases`} />
@@ -72,6 +73,11 @@ function Figures({ detail, rows }: { detail: RunDetail; rows: Row[] }) {
         label="Epsilon"
         value={rows.length ? epsilon(total) : "–"}
         sub={cost.budget != null ? `of ${epsilon(cost.budget)}` : total == null && rows.length ? "no guarantee" : "no budget"}
+      />
+      <Stat
+        label="Record epsilon"
+        value={rows.length ? recordEpsilon(run.records.epsilon, run.records.without > 0) : "–"}
+        sub={run.records.reporting > 0 ? `most of ${run.records.reporting}${run.records.without ? `, none at ${run.records.without}` : ""}` : "one training record"}
       />
     </dl>
   );
@@ -172,6 +178,7 @@ function Charts({ rows, detail, charts, name }: { rows: Row[]; detail: RunDetail
           </>
         }
       />
+      <RecordChart rows={rows} detail={detail} exportPath={`${charts}/records`} sync={name} />
     </div>
   );
 }

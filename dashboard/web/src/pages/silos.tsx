@@ -2,7 +2,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { type Silo, call, get } from "../api";
 import type { Shared } from "../app";
-import { ago, bytes, day, epsilon, moment } from "../format";
+import { ago, bytes, day, delta, epsilon, moment, recordEpsilon } from "../format";
 import { ATTENDANCE, HeatMap } from "../heatmap";
 import { SpanChoice, useHeatMap } from "../heatmap-data";
 import { Ask, Card, Command, Empty, Failure, Loading, State, useWidth } from "../parts";
@@ -83,6 +83,7 @@ function SiloTable({ name, silos, mayAct, refresh }: TableProps) {
             <th>Version</th>
             <th class="num">Sent up · down</th>
             <th class="num">Epsilon</th>
+            <th class="num">Record epsilon</th>
             <th>Certificate until</th>
             <th class="num">Strikes</th>
             <th>Notes</th>
@@ -106,6 +107,10 @@ function SiloTable({ name, silos, mayAct, refresh }: TableProps) {
               <td class="num" data-label="Epsilon">
                 {silo.epsilon_total == null ? "–" : epsilon(silo.epsilon_total)}
                 {silo.epsilon_budget != null && ` of ${epsilon(silo.epsilon_budget)}`}
+              </td>
+              <td class="num" data-label="Record epsilon" title={silo.record_delta != null ? `at delta ${delta(silo.record_delta)}` : undefined}>
+                {recordEpsilon(silo.record_epsilon, silo.record_none)}
+                {silo.record_epsilon != null && silo.record_budget != null && ` of ${epsilon(silo.record_budget)}`}
               </td>
               <td data-label="Certificate until">
                 <Expiry at={silo.certificate_expires} />
