@@ -267,6 +267,36 @@ class Amendments(_message.Message):
     in_force: int
     def __init__(self, manifests: _Optional[_Iterable[_Union[SignedRunManifest, _Mapping]]] = ..., in_force: _Optional[int] = ...) -> None: ...
 
+class FindRunsRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class OfferedRun(_message.Message):
+    __slots__ = ("name", "run", "state", "layout_hash", "parameters", "created_at", "layout")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_HASH_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    CREATED_AT_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    run: bytes
+    state: str
+    layout_hash: bytes
+    parameters: int
+    created_at: float
+    layout: str
+    def __init__(self, name: _Optional[str] = ..., run: _Optional[bytes] = ..., state: _Optional[str] = ..., layout_hash: _Optional[bytes] = ..., parameters: _Optional[int] = ..., created_at: _Optional[float] = ..., layout: _Optional[str] = ...) -> None: ...
+
+class FindRunsResponse(_message.Message):
+    __slots__ = ("runs",)
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    runs: _containers.RepeatedCompositeFieldContainer[OfferedRun]
+    def __init__(self, runs: _Optional[_Iterable[_Union[OfferedRun, _Mapping]]] = ...) -> None: ...
+
 class GetModelRequest(_message.Message):
     __slots__ = ("run", "version")
     RUN_FIELD_NUMBER: _ClassVar[int]

@@ -41,6 +41,11 @@ class FederationServiceStub:
                 request_serializer=fedrep_dot_wire_dot_v1_dot_federation__pb2.JoinRequest.SerializeToString,
                 response_deserializer=fedrep_dot_wire_dot_v1_dot_federation__pb2.JoinResponse.FromString,
                 _registered_method=True)
+        self.FindRuns = channel.unary_unary(
+                '/fedrep.wire.v1.FederationService/FindRuns',
+                request_serializer=fedrep_dot_wire_dot_v1_dot_federation__pb2.FindRunsRequest.SerializeToString,
+                response_deserializer=fedrep_dot_wire_dot_v1_dot_federation__pb2.FindRunsResponse.FromString,
+                _registered_method=True)
         self.GetModel = channel.unary_stream(
                 '/fedrep.wire.v1.FederationService/GetModel',
                 request_serializer=fedrep_dot_wire_dot_v1_dot_federation__pb2.GetModelRequest.SerializeToString,
@@ -110,6 +115,13 @@ class FederationServiceServicer:
 
     def Join(self, request, context):
         """Announces this silo's session key, and returns the run's rules and the open round.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FindRuns(self, request, context):
+        """Lists the runs that the caller may take part in.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -207,6 +219,11 @@ def add_FederationServiceServicer_to_server(servicer, server):
                     request_deserializer=fedrep_dot_wire_dot_v1_dot_federation__pb2.JoinRequest.FromString,
                     response_serializer=fedrep_dot_wire_dot_v1_dot_federation__pb2.JoinResponse.SerializeToString,
             ),
+            'FindRuns': grpc.unary_unary_rpc_method_handler(
+                    servicer.FindRuns,
+                    request_deserializer=fedrep_dot_wire_dot_v1_dot_federation__pb2.FindRunsRequest.FromString,
+                    response_serializer=fedrep_dot_wire_dot_v1_dot_federation__pb2.FindRunsResponse.SerializeToString,
+            ),
             'GetModel': grpc.unary_stream_rpc_method_handler(
                     servicer.GetModel,
                     request_deserializer=fedrep_dot_wire_dot_v1_dot_federation__pb2.GetModelRequest.FromString,
@@ -297,6 +314,33 @@ class FederationService:
             '/fedrep.wire.v1.FederationService/Join',
             fedrep_dot_wire_dot_v1_dot_federation__pb2.JoinRequest.SerializeToString,
             fedrep_dot_wire_dot_v1_dot_federation__pb2.JoinResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FindRuns(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fedrep.wire.v1.FederationService/FindRuns',
+            fedrep_dot_wire_dot_v1_dot_federation__pb2.FindRunsRequest.SerializeToString,
+            fedrep_dot_wire_dot_v1_dot_federation__pb2.FindRunsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -24,10 +24,12 @@ from fedrep_runtime.files import lock_folder
 from fedrep_runtime.logging import configure_logging
 from fedrep_runtime.proxy import take_capitals
 from fedrep_silo.config import SiloSettings, load_silo_settings
+from fedrep_silo.run_folders import run_of_now
 
 if TYPE_CHECKING:
     from fedrep_silo.daemon import SiloDaemon
     from fedrep_silo.evaluator import Evaluator
+    from fedrep_silo.following import Follower
     from fedrep_trainers.trainer import Trainer
 
 app = typer.Typer(add_completion=False)
@@ -106,7 +108,10 @@ def status(context: typer.Context, config: Config = None, as_json: Json = False)
     from fedrep_silo.record_books import RecordBooks
     from fedrep_silo.state import StateFolder
 
-    found = StateFolder(settings.state).status() | RecordBooks(settings.ledger, settings.privacy).standing().figures()
+    found = StateFolder(settings.state).status()
+    if settings.follows and found.get("now"):
+        found |= StateFolder(run_of_now(settings).state).status()
+    found |= RecordBooks(settings.ledger, settings.privacy).standing().figures()
     found["running"] = _in_use(settings.state)
     if found.get("at") is not None:
         found["seconds_ago"] = round(time.time() - found["at"], 1)
@@ -121,7 +126,7 @@ def audit(
     as_json: Json = False,
 ) -> None:
     """Everything that left this silo: when, what, how many bytes, with whom, at which cost."""
-    settings = read_settings(config or context.obj)
+    settings = run_of_now(read_settings(config or context.obj))
     from fedrep_silo.audit import Audit
 
     entries = [
@@ -141,7 +146,7 @@ def export(
     as_json: Json = False,
 ) -> None:
     """Write the model that this silo holds, whole and by its tensors' names; the server is not asked."""
-    settings = read_settings(config or context.obj)
+    settings = run_of_now(read_settings(config or context.obj))
     from fedrep_cli.model_files import shown, write_form
     from fedrep_silo.state import StateFolder
 
@@ -166,10 +171,11 @@ def leave(
 ) -> None:
     """Tell the server that this silo leaves the run. Stop the daemon first (SIGTERM leaves politely by itself)."""
     configure_logging("client", level="ERROR")
-    settings = read_settings(config or context.obj)
+    whole = read_settings(config or context.obj)
+    settings = run_of_now(whole)
     from fedrep_silo.state import StateFolder
 
-    with lock_folder(settings.state):
+    with lock_folder(whole.state):
         folder = StateFolder(settings.state)
         told, why = False, "this silo never joined a run"
         run = folder.run_to_leave() if purge else folder.journal().run
@@ -186,7 +192,7 @@ def read_settings(config: Path | None) -> SiloSettings:
     if config is None and DEFAULT_CONFIG.exists():
         config = DEFAULT_CONFIG
     settings = load_silo_settings(config)
-    if not settings.run:
+    if not settings.run and not settings.runs:
         raise SettingsError(
             "No run is named. Set `run` in the silo's settings (fedrep client init writes a file), or FEDREP_CLIENT__RUN"
         )
@@ -221,17 +227,20 @@ async def take_part(settings: SiloSettings, *, live: bool = False) -> None:
     from fedrep_identity.upkeep import tend_credentials
     from fedrep_silo.daemon import SiloDaemon
     from fedrep_silo.evaluator import Evaluator
+    from fedrep_silo.following import Follower
 
     credentials = Credentials.load(settings.credentials)
     trust = credentials.trust_store()
     revocations = revocations_from_file(settings.credentials / REVOCATIONS_FILE)
     await refresh_revocations(trust, revocations)
     trainer = make_trainer(settings)
-    daemon: SiloDaemon | Evaluator
-    if settings.role == "evaluator":
-        daemon = Evaluator(settings, trust, trainer)
-    else:
-        daemon = SiloDaemon(settings, credentials, trust, trainer)
+
+    def in_one_run(settings: SiloSettings) -> SiloDaemon | Evaluator:
+        if settings.role == "evaluator":
+            return Evaluator(settings, trust, trainer)
+        return SiloDaemon(settings, credentials, trust, trainer)
+
+    daemon = Follower(settings, trainer, in_one_run) if settings.follows else in_one_run(settings)
     beside = [
         asyncio.create_task(follow_revocations(trust, revocations)),
         asyncio.create_task(tend_credentials(settings.credentials, lambda _: daemon.connection.renew())),
@@ -249,7 +258,7 @@ async def take_part(settings: SiloSettings, *, live: bool = False) -> None:
         await daemon.connection.close()
 
 
-async def _until_asked_to_stop(daemon: SiloDaemon | Evaluator, grace: float) -> None:
+async def _until_asked_to_stop(daemon: SiloDaemon | Evaluator | Follower, grace: float) -> None:
     """A round that others count on is finished first, as far as the grace allows; training is not waited for."""
     work = asyncio.create_task(daemon.run())
     asked = asyncio.Event()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 import time
 from collections.abc import Iterable, Mapping
@@ -24,9 +25,11 @@ from fedrep_silo.connection import connect
 from fedrep_silo.drill import Drill
 from fedrep_silo.ledgers import LedgerFolder
 from fedrep_silo.record_books import RecordBooks
+from fedrep_silo.run_folders import wanted
 from fedrep_silo.state import StateFolder
 from fedrep_silo.trust import FederationTrust
 from fedrep_trainers.contract import check_trainer
+from fedrep_trainers.layout import ModelLayout
 from fedrep_trainers.trainer import PrivateTrainer, Trainer
 from fedrep_trainers.user_errors import explained, show_traceback
 
@@ -40,14 +43,14 @@ def row(check: str, outcome: Outcome, text: str, advice: str = "") -> Row:
 
 
 async def check_silo(settings: SiloSettings) -> list[Row]:
-    rows = [row("settings", Outcome.OK, f"{settings.role} in run {settings.run!r} at {settings.server}")]
+    rows = [row("settings", Outcome.OK, f"{settings.role} in run {wanted(settings)!r} at {settings.server}")]
     rows += await _credentials_and_connection(settings)
     trainer, made = _trainer(settings)
     rows += made
     rows.append(_state(settings, trainer))
     if trainer is not None:
         rows += _promises(trainer, {found["text"]: found["check"] for found in rows if found["outcome"] == Outcome.FAILED.value})
-    rows += await _run(settings, trainer)
+    rows += await (_runs if settings.follows else _run)(settings, trainer)
     return rows
 
 
@@ -119,6 +122,24 @@ def _state(settings: SiloSettings, trainer: Trainer | None) -> Row:
     return row("state folder", Outcome.OK, f"{settings.state}, {last}")
 
 
+async def _runs(settings: SiloSettings, trainer: Trainer | None) -> list[Row]:
+    """For a silo that goes from run to run: those that the server offers, and whether the trainer fits."""
+    connection = connect(settings.model_copy(update={"give_up_after": SERVER_SECONDS / 2}))
+    try:
+        async with asyncio.timeout(SERVER_SECONDS):
+            offered = await connection.find_runs()
+    except (FedrepError, TimeoutError) as error:
+        return [row("runs", Outcome.FAILED, str(error) or "the server did not answer in time", "Start with the lines above.")]
+    finally:
+        await connection.close()
+    named = [run for run in offered if not settings.runs or run.name in settings.runs]
+    if not named:
+        return [row("runs", Outcome.OK, "no run lists this silo yet; the daemon waits for one")]
+    mine = None if trainer is None else bytes.fromhex(trainer.layout.digest)
+    text = ", ".join(f"{run.name} ({run.state}{'' if mine in (None, run.layout_hash) else ', another model'})" for run in named)
+    return [row("runs", Outcome.OK, text)]
+
+
 async def _run(settings: SiloSettings, trainer: Trainer | None) -> list[Row]:
     """The run as the server shows it, against this silo's policy and model; nothing is promised by asking."""
     connection = connect(settings.model_copy(update={"give_up_after": SERVER_SECONDS / 2}))
@@ -126,6 +147,7 @@ async def _run(settings: SiloSettings, trainer: Trainer | None) -> list[Row]:
         credentials = Credentials.load(settings.credentials)
         async with asyncio.timeout(SERVER_SECONDS):
             joined = await connection.join(Join(settings.run, None))
+            offered = await connection.find_runs(settings.run)
     except (FedrepError, TimeoutError) as error:
         return [row("run", Outcome.FAILED, str(error) or "the server did not answer in time", "Start with the lines above.")]
     finally:
@@ -137,7 +159,7 @@ async def _run(settings: SiloSettings, trainer: Trainer | None) -> list[Row]:
         return [row("run", Outcome.FAILED, str(error), "Compare `admins_file` in [policy] with the federation's admins.")]
     rows = [row("run", Outcome.OK, f"{run.name!r}: {joined.state}, round {joined.last_round} of {run.rounds}")]
     if trainer is not None:
-        rows.append(_model(run, trainer))
+        rows.append(_model(run, trainer, next((entry.layout for entry in offered), "")))
         if settings.role == "silo":
             rows.append(_policy(settings, run, credentials.identity.name))
             rows.append(_epsilon(settings, joined, credentials.identity.name))
@@ -145,12 +167,16 @@ async def _run(settings: SiloSettings, trainer: Trainer | None) -> list[Row]:
     return rows
 
 
-def _model(run: RunManifest, trainer: Trainer) -> Row:
+def _model(run: RunManifest, trainer: Trainer, layout: str) -> Row:
+    """`layout` is what the run's creator said of its parameters; the hash in the signed manifest is what counts."""
     if run.layout_hash == bytes.fromhex(trainer.layout.digest):
         return row("model of the run", Outcome.OK, f"all {run.parameters} parameters agree in name and shape")
     text = f"the run has {run.parameters} parameters, this trainer {trainer.layout.size}; names or shapes differ"
     if trainer.layout.frozen and run.parameters == trainer.layout.size:
         text = f"{text}, or the frozen weights, whose hash is {trainer.layout.frozen[:16]} here"
+    if layout:
+        theirs = ModelLayout.of(((name, shape) for name, shape in json.loads(layout)), trainer.layout.frozen)
+        text = trainer.layout.difference(theirs) or text
     return row("model of the run", Outcome.FAILED, text, "Use the model, and the base, that the run was created with.")
 
 

@@ -15,11 +15,12 @@ from fedrep.privacy import shown
 if TYPE_CHECKING:
     from fedrep_silo.daemon import SiloDaemon
     from fedrep_silo.evaluator import Evaluator
+    from fedrep_silo.following import Follower
 
 REFRESH_SECONDS = 0.25
 
 
-async def show_rounds(daemon: SiloDaemon | Evaluator, console: Console | None = None) -> None:
+async def show_rounds(daemon: SiloDaemon | Evaluator | Follower, console: Console | None = None) -> None:
     """Beside the daemon, until cancelled. Only looks at its status."""
     console = console or Console(stderr=True)
     shown = 0
@@ -34,7 +35,7 @@ async def show_rounds(daemon: SiloDaemon | Evaluator, console: Console | None = 
             await asyncio.sleep(REFRESH_SECONDS)
 
 
-def status_of(daemon: SiloDaemon | Evaluator) -> Mapping[str, Any]:
+def status_of(daemon: SiloDaemon | Evaluator | Follower) -> Mapping[str, Any]:
     reports = getattr(daemon, "reports", None)
     status: Mapping[str, Any] = reports.status if reports is not None else daemon.status  # type: ignore[union-attr]
     return status

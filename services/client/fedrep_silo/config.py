@@ -87,7 +87,8 @@ class SiloSettings(Section):
     server_name: str | None = Field(
         default=None, description="name in the server's certificate, where it differs from the address"
     )
-    run: str = Field(default="", description="name of the run to take part in")
+    run: str = Field(default="", description='name of the run to take part in; "*" for every run that lists this silo')
+    runs: tuple[str, ...] = Field(default=(), description="names of runs, one after the other; run = [...] means the same")
     role: Literal["silo", "evaluator"] = Field(default="silo", description="silo trains; evaluator only tests the model")
     credentials: Path = Field(default=Path("credentials"), description="folder with key.pem, cert.pem and root.pem")
     state: Path = Field(default=Path("state"), description="folder for this run's residual, momentum, model and journal")
@@ -109,6 +110,18 @@ class SiloSettings(Section):
     privacy: PrivacySettings | None = Field(default=None, description="what training may cost the records; absent: no guarantee")
     policy: PolicySettings = PolicySettings()
     drill: DrillSettings = DrillSettings()
+
+    @property
+    def follows(self) -> bool:
+        """Whether the daemon goes from run to run."""
+        return self.run == "*" or bool(self.runs)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_or_several(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and isinstance(given.get("run"), list | tuple):
+            return {**given, "run": "", "runs": given["run"]}
+        return given
 
     @model_validator(mode="after")
     def _nothing_else_leaves(self) -> SiloSettings:

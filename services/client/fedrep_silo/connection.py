@@ -11,6 +11,7 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import grpc
@@ -79,6 +80,19 @@ PASSING = (
     grpc.StatusCode.UNKNOWN,
     grpc.StatusCode.RESOURCE_EXHAUSTED,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedRun:
+    """A run that lists this silo, by the server's word."""
+
+    name: str
+    run: bytes
+    state: str
+    layout_hash: bytes
+    parameters: int
+    created_at: float
+    layout: str = ""
 
 
 class ServerAwayError(FedrepError):
@@ -185,6 +199,15 @@ class Connection:
             tuple(codec.signed_run_from_wire(signed) for signed in response.predecessors),
             response.best,
         )
+
+    async def find_runs(self, name: str = "") -> list[OfferedRun]:
+        """The runs that this silo may take part in, as the server says; one of them by its name comes with its layout."""
+        request = pb.FindRunsRequest(name=name)
+        response = await self._call("FindRuns", lambda stub: stub.FindRuns(request, timeout=CALL_SECONDS))
+        return [
+            OfferedRun(run.name, run.run, run.state, run.layout_hash, run.parameters, run.created_at, run.layout)
+            for run in response.runs
+        ]
 
     async def model(self, run: bytes, version: int) -> tuple[int, NDArray[np.float32]]:
         async def fetch(stub: Any) -> tuple[pb.ModelHeader, bytes]:

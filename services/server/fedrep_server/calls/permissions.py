@@ -14,6 +14,7 @@ OBSERVER = "/fedrep.wire.v1.ObserverService/"
 
 PERMISSIONS: dict[str, frozenset[Role]] = {
     FEDERATION + "Join": _FOLLOWERS,
+    FEDERATION + "FindRuns": _FOLLOWERS,
     FEDERATION + "GetModel": _FOLLOWERS,
     FEDERATION + "GetCertificates": _SILO,
     FEDERATION + "ProposeCoordinates": _SILO,

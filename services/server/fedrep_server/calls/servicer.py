@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrep.errors import CryptoError, DecodeError, LimitError, OutOfPhaseError, UnknownSiloError
+from fedrep.errors import CryptoError, DecodeError, FedrepError, LimitError, OutOfPhaseError, UnknownSiloError
 from fedrep.protocol.manifests import RosterEntry, SiloName
 from fedrep.protocol.round_closing import with_statements
 from fedrep.protocol.server_rules import check_session_key
@@ -64,6 +64,12 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         if driver.open is not None:
             response.round.CopyFrom(codec.signed_round_to_wire(driver.open.signed))
         return response
+
+    async def FindRuns(self, request: pb.FindRunsRequest, context: Context) -> pb.FindRunsResponse:
+        drivers = [driver for driver in self._coordinator.drivers if request.name in ("", driver.manifest.name)]
+        return pb.FindRunsResponse(
+            runs=[await self._offered(driver, bool(request.name)) for driver in drivers if self._is_welcome(driver)]
+        )
 
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> AsyncIterator[pb.GetModelResponse]:
         driver = self._run(request.run)
@@ -184,6 +190,25 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         if caller().identity.role is Role.SILO:
             driver.machine.check_allowed(caller().identity.name, run)
         return driver
+
+    def _is_welcome(self, driver: RunDriver) -> bool:
+        try:
+            self._welcomed(driver)
+        except FedrepError:
+            return False
+        return True
+
+    async def _offered(self, driver: RunDriver, with_layout: bool) -> pb.OfferedRun:
+        stored = await asyncio.to_thread(self._coordinator.store.run, driver.manifest.name)
+        return pb.OfferedRun(
+            name=driver.manifest.name,
+            run=driver.run,
+            state=driver.state.value,
+            layout_hash=driver.manifest.layout_hash,
+            parameters=driver.manifest.parameters,
+            created_at=stored.created_at,
+            layout=driver.records.options.layout if with_layout else "",
+        )
 
     async def _take_statement(self, driver: RunDriver, request: pb.GetUpdateRequest) -> None:
         """Only the caller's own word."""
