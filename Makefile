@@ -25,7 +25,7 @@ $(STAMPS)/python:
 $(STAMPS)/installed: $(STAMPS)/python pyproject.toml constraints.txt
 	$(PIP) install --quiet --upgrade pip setuptools
 	$(PIP) install --quiet torch==2.13.0
-	$(PIP) install --quiet --editable '.[server,client,dashboard,lab,speed,huggingface,onnx,dev]'
+	$(PIP) install --quiet --editable '.[server,client,dashboard,lab,speed,huggingface,onnx,mlflow,tensorboard,wandb,dev]'
 	@touch $@
 
 WEB_SOURCES := $(shell find dashboard/web -type f -not -path '*/node_modules/*' 2>/dev/null)

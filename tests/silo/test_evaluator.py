@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -73,6 +75,26 @@ def test_the_figure_that_the_run_names_chooses_the_best_model_on_both_sides(fede
         assert "recall 1.0000" in (await federation.events(run, "metrics"))[0].text
 
     serve(federation, scenario, "recall")
+
+
+@pytest.mark.skipif(find_spec("tensorboard") is None, reason="the extra tensorboard is not installed")
+def test_the_evaluators_figures_reach_its_trackers(federation: Federation, tmp_path: Path) -> None:
+    async def scenario(federation: Federation, run: str) -> None:
+        await federation.create_run(run)
+        evaluator = federation.evaluator(run, FallingFigure(1000), tracking={"tensorboard": tmp_path})
+        watching = asyncio.ensure_future(evaluator.run())
+        await federation.until(lambda status: bool(status.summary.metrics), run)
+        assert await finish(*(federation.daemon(n, run) for n in range(4))) == [None] * 4
+        await watching
+        await evaluator.leave()
+
+    serve(federation, scenario, "tracked")
+    from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
+
+    read = EventMultiplexer().AddRunsFromDirectory(str(tmp_path))
+    read.Reload()
+    assert read.Runs()["tracked"]["scalars"] == ["accuracy", "loss", "recall"]
+    assert read.Scalars("tracked", "recall")[0].step == 0
 
 
 @pytest.mark.parametrize(("own", "evaluated"), [(None, [0, 2, 3]), (3, [0, 3])], ids=["as the run says", "its own setting"])

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from fedrep.protocol.silo_rules import Policy
 from fedrep_identity.roster import load_pinned_roster
 from fedrep_runtime.settings import load_settings
+from fedrep_runtime.trackers import TrackingSettings
 from fedrep_trainers.settings import PrivacySettings, TrainerSettings
 
 Hour = Annotated[int, Field(ge=0, le=24)]
@@ -110,6 +111,7 @@ class SiloSettings(Section):
     privacy: PrivacySettings | None = Field(default=None, description="what training may cost the records; absent: no guarantee")
     policy: PolicySettings = PolicySettings()
     drill: DrillSettings = DrillSettings()
+    tracking: TrackingSettings = TrackingSettings()
 
     @property
     def follows(self) -> bool:
@@ -147,6 +149,9 @@ def load_silo_settings(path: Path | None, environ: Mapping[str, str] | None = No
     files = {name: home / file for name in ("roster_file", "admins_file") if (file := getattr(policy, name)) is not None}
     policy = policy.model_copy(update=files)
     folders["privacy"] = settings.privacy
+    places = {
+        name: home / place for name in ("tensorboard", "wandb_dir") if (place := getattr(settings.tracking, name)) is not None
+    }
     return settings.model_copy(
         update={
             "credentials": home / settings.credentials,
@@ -154,5 +159,6 @@ def load_silo_settings(path: Path | None, environ: Mapping[str, str] | None = No
             "ledger": home / settings.ledger,
             "trainer": trainer.model_copy(update=folders),
             "policy": policy,
+            "tracking": settings.tracking.model_copy(update=places),
         }
     )

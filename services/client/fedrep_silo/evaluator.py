@@ -23,6 +23,7 @@ from fedrep.protocol.silo_trust import check_run_signature
 from fedrep.wire.v1 import federation_pb2 as pb
 from fedrep_identity.certificates import TrustStore
 from fedrep_runtime.files import write_atomically
+from fedrep_runtime.trackers import Trackers, check_trackers
 from fedrep_silo.config import SiloSettings
 from fedrep_silo.connection import REMINDER_SECONDS, connect
 from fedrep_silo.state import StateFolder
@@ -41,6 +42,8 @@ class Evaluator:
         self._trainer = trainer
         self.connection = connect(settings)
         self._state = StateFolder(settings.state)
+        check_trackers(settings.tracking)
+        self._trackers = Trackers(settings.tracking, settings.run, {"server": settings.server})
         self._best_file = settings.state / "best.safetensors"
         self._best = self._best_so_far()
         self._model: ModelState | None = None
@@ -75,6 +78,7 @@ class Evaluator:
             if joined.state in OVER:
                 await self._evaluate(run, joined.last_round)
                 self._show(joined.last_round, f"run {joined.state}")
+                await in_thread(self._trackers.close)
                 return
             if joined.round is None:
                 await asyncio.sleep(POLL_SECONDS)
@@ -96,6 +100,7 @@ class Evaluator:
         self._leaving = True
 
     async def leave(self) -> None:
+        await in_thread(self._trackers.close)
         await self.connection.close()
 
     async def _follow_rounds(self, run: bytes, round_number: int) -> None:
@@ -163,6 +168,8 @@ class Evaluator:
             samples=result.samples,
             metrics=result.metrics,
         )
+        figures = {"accuracy": result.accuracy, "loss": result.loss, **result.metrics}
+        await in_thread(lambda: self._trackers.log(figures, round_number))
         try:
             await self.connection.report(request)
         except FedrepError as error:
