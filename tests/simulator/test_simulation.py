@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from fedrep.protocol.model_state import model_hash
 from fedrep.record_privacy import Stated, TrainingPrivacy
 from fedrep_runtime.observer_client import ObserverClient
 from fedrep_runtime.run_config import RunConfig, sign_run
+from fedrep_runtime.trackers import TrackingSettings
 from fedrep_silo.config import DrillSettings, PolicySettings
 from fedrep_simulator import SimulationResult, simulate
 from fedrep_simulator.api import run_simulation
@@ -217,6 +219,17 @@ def test_a_run_that_asks_for_a_promise_is_played_by_silos_with_a_budget_and_by_n
     promising = replace(terms, trainer=TrainerSettings(privacy=PrivacySettings(epsilon=8.0, delta=1e-5)))
     result = run_simulation(promising, stating, central=False)
     assert [row["outcome"] for row in result.history] == ["applied"] * 2
+
+
+@pytest.mark.skipif(find_spec("tensorboard") is None, reason="the extra tensorboard is not installed")
+def test_a_simulation_writes_its_rounds_to_the_trackers_that_the_settings_name(tmp_path: Path) -> None:
+    terms = Wishes(rounds=2, fast=True).terms(RunConfig(**RUN), TrainerSettings())
+    run_simulation(replace(terms, tracking=TrackingSettings(tensorboard=tmp_path)), build, central=False)
+    from tensorboard.backend.event_processing.event_multiplexer import EventMultiplexer
+
+    read = EventMultiplexer().AddRunsFromDirectory(str(tmp_path))
+    read.Reload()
+    assert [event.step for event in read.Scalars(RUN["name"], "loss")] == [1, 2]
 
 
 def test_public_coordinates_end_with_the_same_bits_with_and_without_cryptography() -> None:

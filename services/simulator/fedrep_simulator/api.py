@@ -16,6 +16,7 @@ from fedrep.privacy import COVERS
 from fedrep.record_privacy import COVERS as RECORD_COVERS
 from fedrep_runtime.files import lock_folder
 from fedrep_runtime.run_config import RunConfig
+from fedrep_runtime.trackers import Trackers, check_trackers
 from fedrep_simulator import deployment
 from fedrep_simulator.engines import Build, Engine, LocalEngine, names_of
 from fedrep_simulator.folder import Row, SimulationFolder, write_history, write_result
@@ -193,16 +194,28 @@ def _played(terms: Terms, engine: Engine, out: Path | None, listeners: Listeners
     if folder is not None:
         described = terms.described()
         folder.claim(described, fingerprint(described, engine.layout, engine.initial()), again=again)
-    simulation = Simulation(terms, engine, Outputs(folder, listeners.on_round))
+    check_trackers(terms.tracking)
+    trackers = Trackers(terms.tracking, terms.run.name, {"silos": len(terms.run.silos), "byzantine": terms.byzantine})
+
+    def on_round(row: Row, rounds: int) -> None:
+        trackers.log({name: value for name, value in row.items() if _is_figure(name, value)}, row["round"])
+        listeners.on_round(row, rounds)
+
+    simulation = Simulation(terms, engine, Outputs(folder, on_round))
     if listeners.written is not None:
         simulation.listen(listeners.written(simulation))
     listeners.on_run(terms)
     try:
         simulation.play()
     finally:
+        trackers.close()
         if out is not None and simulation.rows:
             write_history(out, simulation.rows)
     return simulation
+
+
+def _is_figure(name: str, value: object) -> bool:
+    return name != "round" and isinstance(value, int | float)
 
 
 def _comparison(terms: Terms, engine: Engine, out: Path | None, listeners: Listeners, *, again: bool) -> SimulationResult:

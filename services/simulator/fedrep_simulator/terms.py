@@ -19,6 +19,7 @@ from fedrep.protocol.model_state import model_hash
 from fedrep.protocol.preflight import preflight
 from fedrep_runtime.run_config import AggregatorConfig, RunConfig
 from fedrep_runtime.settings import load_settings
+from fedrep_runtime.trackers import TrackingSettings
 from fedrep_silo.config import PolicySettings, load_silo_settings
 from fedrep_simulator.attackers import Attack, Coalition
 from fedrep_simulator.engines import names_of
@@ -48,6 +49,7 @@ class Terms:
     seed: int = 0
     fast: bool = False
     client_file: Path | None = None
+    tracking: TrackingSettings = field(default_factory=TrackingSettings)
 
     def with_plain_mean(self) -> Terms:
         """The same silos and attackers against a server that takes the mean."""
@@ -174,7 +176,8 @@ def read_files(wishes: Wishes, trainer: str | None, client_file: Path | None = N
         settings = settings.model_copy(update={"trainer": TrainerSettings.model_validate(_given(settings.trainer) | code)})
     run_path = run_file if run_file is not None else RUN_FILE if RUN_FILE.exists() else None
     run = load_settings(RunConfig, run_path, "FEDREP_RUN") if run_path is not None else None
-    return replace(wishes.terms(run, settings.trainer, settings.policy), client_file=client)
+    terms = wishes.terms(run, settings.trainer, settings.policy)
+    return replace(terms, client_file=client, tracking=settings.tracking)
 
 
 def _given(trainer: TrainerSettings) -> dict[str, Any]:
