@@ -86,6 +86,10 @@ JOIN: dict[str, tuple[Call, Refused]] = {
     "oversized": (lambda at: at.last.stub.Join(pb.JoinRequest(run_name="x" * (17 << 20))), TOO_LONG_FOR_GRPC),
 }
 
+FIND_RUNS: dict[str, tuple[Call, Refused]] = {
+    "oversized": (lambda at: at.last.stub.FindRuns(pb.FindRunsRequest(name="x" * (17 << 20))), TOO_LONG_FOR_GRPC),
+}
+
 GET_MODEL = simple("GetModel", "GetModelRequest") | {
     "unknown version": (
         lambda at: at.last.stub.GetModel(pb.GetModelRequest(run=at.first.run, version=999)),
@@ -349,6 +353,7 @@ CASES: list[tuple[str, str, str, Call, Refused]] = [
     (method, phase, name, call, expected)
     for method, phase, table in (
         ("Join", "propose", JOIN),
+        ("FindRuns", "propose", FIND_RUNS),
         ("GetModel", "propose", GET_MODEL),
         ("GetCertificates", "propose", GET_CERTIFICATES),
         ("ProposeCoordinates", "propose", PROPOSE),

@@ -152,7 +152,7 @@ def test_only_the_figures_that_the_operator_allows_leave_the_silo(federation: Fe
 
         daemons[0].connection.report = spy  # type: ignore[method-assign]
         assert await finish(*daemons) == [None] * 4
-        counts = {"run", "round", "model_version", "clip_rate", "epsilon_total", "given_up", "samples"}
+        counts = {"run", "round", "model_version", "clip_rate", "epsilon_total", "given_up", "samples", "record_none"}
         figures = {"train_loss", "loss", "accuracy", "train_seconds"}
         allowed = {"none": set(), "counts": counts, "all": counts | figures}[report]
         union = set().union(*seen)

@@ -372,7 +372,7 @@ def _run_table(run: Any) -> Any:
 
 
 def _record_epsilon(silo: Any) -> str:
-    if silo["record_none"]:
+    if silo.get("record_none"):
         return shown(None)
     if "record_epsilon" not in silo:
         return "not reported"
