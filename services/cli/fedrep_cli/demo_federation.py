@@ -84,6 +84,8 @@ class DemoSettings:
             "shard_index": index,
             "shard_count": self.silos,
             "learning_rate": 0.5 if self.dataset == "digits" else 0.1,
+            # At so high a rate more momentum fills the silos' memories with steps that wait, and shake the model to the end.
+            "momentum": 0.5 if self.dataset == "digits" else 0.9,
             "interval": 5,
             "batch_size": 50,
             "threads": 1,
@@ -91,7 +93,7 @@ class DemoSettings:
             "milestones": [max(2 * self.rounds // 3, 1)],
         }
         if self.private and self.dataset == "digits":
-            values |= {"model": "logistic", "batch_size": 70, "interval": 2, "learning_rate": 2.0}
+            values |= {"model": "logistic", "batch_size": 70, "interval": 2, "learning_rate": 2.0, "momentum": 0.9}
         if self.data_dir is not None:
             values["data_dir"] = str(self.data_dir.resolve())
         return values
@@ -103,6 +105,7 @@ class DemoSettings:
             rounds=self.rounds,
             alpha=self.alpha,
             fraction=PRIVATE_FRACTION if self.private else 0.05,
+            reshuffle_every=1,  # a demo is short, and an epoch leaves the mates of attackers out for as long as it lasts
             record_epsilon_at_most=PRIVACY["epsilon"] if self.private else None,
             delta_at_most=PRIVACY["delta"] if self.private else None,
             buffer_size=self.buffer_size,
