@@ -1,7 +1,7 @@
 """Silos that train nothing and play the product's rounds over real gRPC and mTLS, and a server in a process of its own.
 
-Each is the silo's own daemon with its own certificate and connection, and all of its rules; only what would measure the disk and
-the trainer is left out: its state stays in memory, nothing is written to an audit, and its training is a subtraction.
+Each is the silo's own daemon with its own certificate, connection, state folder and audit, and all of its rules; only its
+training is a subtraction. All of them share one process and its event loop, which a silo in production has for itself.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from numpy.typing import NDArray
 from benchmarks.server_process import run_server
 from fedrep.protocol.manifests import SignedRunManifest
 from fedrep.protocol.model_state import model_hash
-from fedrep.protocol.silo_effects import Doing, Effect, FailedTraining, News, Problem, Report, RoundOver, RunRefused, Save
-from fedrep.protocol.silo_state import SiloState
+from fedrep.protocol.silo_effects import Doing, Effect, FailedTraining, News, Problem, Report, RoundOver, RunRefused
 from fedrep_identity.authority import CertificateAuthority, issue_credentials
 from fedrep_identity.certificates import Credentials, Identity, Role
 from fedrep_runtime.observer_client import ObserverClient
@@ -36,7 +35,6 @@ from fedrep_silo.audit import Audit
 from fedrep_silo.config import SiloSettings
 from fedrep_silo.connection import Connection
 from fedrep_silo.daemon import SiloDaemon
-from fedrep_silo.state import StateFolder, Written
 from fedrep_trainers import Evaluation, ModelLayout, Trainer, TrainResult
 
 FEDERATION = "benchmark"
@@ -90,35 +88,11 @@ class SubtractingTrainer:
         pass
 
 
-class NoDisk(StateFolder):
-    """A silo that is never started again needs nothing on disk."""
-
-    def __init__(self) -> None:
-        pass
-
-    def load(self, trainer: Trainer) -> SiloState:
-        return SiloState.new(trainer.layout.size, trainer.state())
-
-    def write(self, save: Save) -> Written:
-        return Written(save)
-
-    def save_status(self, status: Mapping[str, Any]) -> None:
-        pass
-
-
-class NoAudit(Audit):
-    def __init__(self) -> None:
-        pass
-
-    def sent(self, what: str, size: int, round_number: int, **details: Any) -> None:
-        pass
-
-
 class MeteredConnection(Connection):
     """Counts the bytes of every message, in both directions."""
 
-    def __init__(self, address: str, load: Callable[[], Credentials]) -> None:
-        super().__init__(address, load, NoAudit(), server_name=None, patience=SECONDS)
+    def __init__(self, address: str, load: Callable[[], Credentials], audit: Audit) -> None:
+        super().__init__(address, load, audit, server_name=None, patience=SECONDS)
         self.up = self.down = 0
 
     def _connected(self) -> Any:
@@ -163,8 +137,9 @@ class IdleSilo(SiloDaemon):
     def __init__(self, address: str, folder: Path, trainer: Trainer, heard: Callable[[News], None]) -> None:
         settings = SiloSettings(server=address, run=RUN, credentials=folder, state=folder / "state", ledger=folder / "ledger")
         credentials = Credentials.load(folder)
-        self.meter = MeteredConnection(address, lambda: credentials)
-        super().__init__(settings, credentials, credentials.trust_store(), trainer, state=NoDisk(), connection=self.meter)
+        settings.state.mkdir()
+        self.meter = MeteredConnection(address, lambda: credentials, Audit(settings.state / "audit.jsonl"))
+        super().__init__(settings, credentials, credentials.trust_store(), trainer, connection=self.meter)
         self._heard = heard
 
     async def _carry_out(self, effect: Effect) -> None:
