@@ -21,7 +21,7 @@ import numpy as np
 
 from fedrep.protocol.error_memory import ErrorMemory
 from fedrep.protocol.model_state import ModelState
-from fedrep.protocol.silo_state import Journal, TrainerState
+from fedrep.protocol.silo_state import Journal, SiloState, TrainerState
 from fedrep_identity.certificates import Credentials
 from fedrep_runtime.logging import configure_logging
 from fedrep_runtime.settings import load_settings
@@ -74,15 +74,15 @@ class RecordingFolder(StateFolder):
         super().save_journal(journal)
         self._fate.reached("after", "save_journal")
 
-    def save_memory(self, memory: ErrorMemory, trainer: TrainerState) -> None:
+    def save_memory(self, memory: ErrorMemory, trainer: TrainerState, before: SiloState | None = None) -> None:
         self._fate.reached("before", "save_memory")
-        super().save_memory(memory, trainer)
+        super().save_memory(memory, trainer, before)
         self.record(memory)
         self._fate.reached("after", "save_memory")
 
-    def save_model(self, model: ModelState) -> None:
+    def save_model(self, model: ModelState, before: SiloState | None = None) -> None:
         self._fate.reached("before", "save_model")
-        super().save_model(model)
+        super().save_model(model, before)
         self._fate.reached("after", "save_model")
 
     def record(self, memory: ErrorMemory) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fedrep.protocol.model_state import ModelState
+from fedrep.protocol.silo_state import SiloState
 from fedrep_identity.certificates import Credentials
 from fedrep_silo.config import SiloSettings
 from fedrep_silo.daemon import SiloDaemon
@@ -25,8 +26,8 @@ class RememberingFolder(StateFolder):
         super().__init__(folder)
         self.models: dict[int, ModelState] = {}
 
-    def save_model(self, model: ModelState) -> None:
-        super().save_model(model)
+    def save_model(self, model: ModelState, before: SiloState | None = None) -> None:
+        super().save_model(model, before)
         self.models[model.version] = model
 
 

@@ -63,12 +63,12 @@ def test_only_what_changed_is_written_and_a_receipt_comes_last(tmp_path: Path) -
             super().save_journal(journal)
             written.append("journal")
 
-        def save_memory(self, memory: ErrorMemory, trainer: TrainerState) -> None:
-            super().save_memory(memory, trainer)
+        def save_memory(self, memory: ErrorMemory, trainer: TrainerState, before: SiloState | None = None) -> None:
+            super().save_memory(memory, trainer, before)
             written.append("memory")
 
-        def save_model(self, model: ModelState) -> None:
-            super().save_model(model)
+        def save_model(self, model: ModelState, before: SiloState | None = None) -> None:
+            super().save_model(model, before)
             written.append("model")
 
     folder = Watched(tmp_path)

@@ -20,24 +20,24 @@ from fedrep_runtime.files import sync_folder
 class Audit:
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._whole = False
+        self._known = False
 
     def sent(self, what: str, size: int, round_number: int, **details: Any) -> None:
         """One JSON line; a line cut short by a crash is skipped by `entries`."""
         entry = {"at": round(time.time(), 3), "what": what, "bytes": size, "round": round_number, **details}
         line = json.dumps(entry, separators=(",", ":")) + "\n"
-        is_new = not self._path.exists()
+        is_new = not self._known and not self._path.exists()
         descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
-            if not self._whole:  # an earlier process may have died within a line
-                os.write(descriptor, b"" if self._ends_whole() else b"\n")
-                self._whole = True
+            if not self._known and not self._ends_whole():  # an earlier process may have died within a line
+                os.write(descriptor, b"\n")
             os.write(descriptor, line.encode())
-            os.fsync(descriptor)
+            os.fdatasync(descriptor)
         finally:
             os.close(descriptor)
         if is_new:
             sync_folder(self._path.parent)
+        self._known = True
 
     def _ends_whole(self) -> bool:
         with self._path.open("rb") as file:

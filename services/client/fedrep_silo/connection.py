@@ -337,7 +337,7 @@ class Connection:
         while True:
             self.sent += size
             if size:
-                self._audit.sent(method, size, round_number, **details)
+                await asyncio.to_thread(self._audit.sent, method, size, round_number, **details)
             try:
                 result = await call(self._connected())
             except grpc.aio.AioRpcError as error:

@@ -142,9 +142,9 @@ class SiloDaemon:
     async def _carry_out(self, effect: Effect) -> None:
         match effect:
             case Save():
-                self.folder.write(effect)
+                await asyncio.to_thread(self.folder.write, effect)
             case Send(message, needs):
-                written = self.folder.write(needs)
+                written = self.folder.write(needs)  # saved by now: the receipt alone
                 self._begin(self._answer(message, self.connection.send(effect, written)))
             case Ask(question):
                 self._begin(self._answer(question, self.connection.ask(question)))

@@ -1,0 +1,126 @@
+"""A file that only grows: one record for each small change, durable when `append` returns.
+
+A record is a header (mark, length, checksums) and a safetensors document. What a crash cut short was never acknowledged, so a
+reader leaves it out; damage anywhere else is an error, for records say what this silo has spoken and revealed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from fedrep.errors import SettingsError
+
+MARK = b"FRc1"
+_HEAD = struct.Struct("<4sQI")  # mark, length and checksum of the payload
+_SUM = struct.Struct("<I")  # checksum of the head
+HEADER_SIZE = _HEAD.size + _SUM.size
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    notes: Mapping[str, Any]
+    arrays: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+
+
+class ChangeLog:
+    """`count` records in `size` bytes. One process writes; it opens the file through `continued` or `started`."""
+
+    def __init__(self, path: Path, descriptor: int, count: int, size: int) -> None:
+        self.path = path
+        self.count = count
+        self.size = size
+        self._descriptor = descriptor
+
+    @classmethod
+    def started(cls, path: Path) -> ChangeLog:
+        """Empty; the caller makes its name durable."""
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        os.fsync(descriptor)
+        return cls(path, descriptor, 0, 0)
+
+    @classmethod
+    def continued(cls, path: Path) -> ChangeLog:
+        """After its last whole record; what a crash cut short is taken off."""
+        count = size = 0
+        for _, end in _records(path):
+            count, size = count + 1, end
+        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        os.ftruncate(descriptor, size)
+        return cls(path, descriptor, count, size)
+
+    def append(self, record: Record) -> None:
+        payload = save(dict(record.arrays), {"fedrep": json.dumps(record.notes)})
+        head = _HEAD.pack(MARK, len(payload), zlib.crc32(payload))
+        data = head + _SUM.pack(zlib.crc32(head)) + payload
+        try:
+            if os.pwrite(self._descriptor, data, self.size) != len(data):
+                raise OSError(f"{self.path} took only a part of a record; is the disk full?")
+            os.fdatasync(self._descriptor)
+        except OSError:
+            os.ftruncate(self._descriptor, self.size)  # half a record must not lie before the next one
+            raise
+        self.count += 1
+        self.size += len(data)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+
+def read_log(path: Path) -> list[Record]:
+    return [record for record, _ in _records(path)]
+
+
+def _records(path: Path) -> Iterator[tuple[Record, int]]:
+    """Each whole record, with the offset of its end."""
+    data, start = memoryview(path.read_bytes()), 0
+    while (payload := _payload(path, data[start:])) is not None:
+        start += HEADER_SIZE + len(payload)
+        try:
+            yield _record(bytes(payload)), start
+        except (SafetensorError, ValueError, KeyError) as error:
+            raise _damaged(path) from error
+
+
+def _payload(path: Path, rest: memoryview) -> memoryview | None:
+    """Of the first record in `rest`; None at the end of the file, or where a crash cut it."""
+    if len(rest) < HEADER_SIZE:
+        return None
+    head = rest[: _HEAD.size]
+    mark, length, checksum = _HEAD.unpack(head)
+    if mark != MARK or _SUM.unpack(rest[_HEAD.size : HEADER_SIZE])[0] != zlib.crc32(head):
+        if not np.frombuffer(rest, np.uint8).any():  # the file had grown on disk, and its bytes had not come yet
+            return None
+        raise _damaged(path)
+    payload = rest[HEADER_SIZE : HEADER_SIZE + length]
+    if len(payload) < length:
+        return None
+    if zlib.crc32(payload) != checksum:
+        if len(rest) == HEADER_SIZE + length:
+            return None
+        raise _damaged(path)
+    return payload
+
+
+def _record(payload: bytes) -> Record:
+    size = int.from_bytes(payload[:8], "little")
+    notes = json.loads(json.loads(payload[8 : 8 + size])["__metadata__"]["fedrep"])
+    return Record(notes, load(payload))
+
+
+def _damaged(path: Path) -> SettingsError:
+    return SettingsError(
+        f"{path} is damaged. It belongs to the journal, which guards this silo's privacy budget: restore the folder from a "
+        "backup, or leave the run with `fedrep client leave --purge` and join as a new silo"
+    )

@@ -1,0 +1,252 @@
+"""The log of small changes, and the state folder that is whole after a crash at every call to the system."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedrep.errors import SettingsError
+from fedrep.protocol.error_memory import Contribution, ErrorMemory, Pending, Place
+from fedrep.protocol.manifests import RunHash, SiloName
+from fedrep.protocol.model_state import ModelState, model_hash
+from fedrep.protocol.silo_effects import Save
+from fedrep.protocol.silo_state import Journal, SiloState
+from fedrep_silo.change_log import HEADER_SIZE, ChangeLog, Record, read_log
+from fedrep_silo.state import StateFolder
+from tests.harness.federation import PARAMETERS, StubTrainer
+
+ROUNDS = 4
+
+
+def filled(path: Path, records: int = 3) -> ChangeLog:
+    log = ChangeLog.started(path)
+    for number in range(records):
+        log.append(Record({"journal": {"number": number}}, {"values": np.full(4, number, np.float32)}))
+    return log
+
+
+def numbers(path: Path) -> list[int]:
+    return [record.notes["journal"]["number"] for record in read_log(path)]
+
+
+def test_records_come_back_as_they_were(tmp_path: Path) -> None:
+    filled(tmp_path / "log").close()
+    records = read_log(tmp_path / "log")
+    assert [record.notes for record in records] == [{"journal": {"number": number}} for number in range(3)]
+    assert np.array_equal(records[2].arrays["values"], np.full(4, 2, np.float32))
+
+
+def test_a_record_cut_short_anywhere_is_left_out_and_the_next_takes_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    log = filled(path)
+    whole, last = path.read_bytes(), log.size - log.size // 3
+    log.close()
+    for size in range(last, len(whole)):
+        path.write_bytes(whole[:size])
+        assert numbers(path) == [0, 1]
+        again = ChangeLog.continued(path)
+        again.append(Record({"journal": {"number": 9}}))
+        again.close()
+        assert numbers(path) == [0, 1, 9]
+
+
+def test_a_file_that_grew_before_its_bytes_came_ends_with_its_last_whole_record(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    filled(path).close()
+    path.write_bytes(path.read_bytes() + bytes(3 * HEADER_SIZE))
+    assert numbers(path) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("where", [0, 5, HEADER_SIZE - 1, HEADER_SIZE + 10])
+def test_damage_before_the_last_record_is_an_error_that_says_what_to_do(tmp_path: Path, where: int) -> None:
+    path = tmp_path / "log"
+    filled(path).close()
+    data = bytearray(path.read_bytes())
+    data[where] ^= 0x40
+    path.write_bytes(data)
+    with pytest.raises(SettingsError, match="restore the folder from a backup"):
+        read_log(path)
+
+
+def test_a_record_that_does_not_fit_on_the_disk_leaves_the_log_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = filled(tmp_path / "log")
+    with monkeypatch.context() as full:
+        write = os.pwrite
+        full.setattr(os, "pwrite", lambda descriptor, data, offset: write(descriptor, data[:30], offset))
+        with pytest.raises(OSError, match="is the disk full"):
+            log.append(Record({"journal": {"number": 3}}))
+    log.append(Record({"journal": {"number": 4}}))
+    assert numbers(tmp_path / "log") == [0, 1, 2, 4]
+
+
+def place(number: int) -> Place:
+    return Place(RunHash(b"r" * 32), number, SiloName("silo-0"), 0, b"c" * 32, 2, 0, 0, {})
+
+
+def story(state: SiloState) -> Iterator[SiloState]:
+    """What a silo saves in a few rounds: a charge, a submission, a reveal, the fate of the values, the next model."""
+    generator = np.random.default_rng(1)
+    model = ModelState.initial(np.zeros(PARAMETERS, np.float32))
+    yield (state := replace(state, journal=Journal(run="aa"), model=model))
+    for number in range(1, ROUNDS + 1):
+        yield (state := replace(state, journal=replace(state.journal, last_round=number)))
+        g = state.memory.residual + generator.normal(size=PARAMETERS).astype(np.float32)
+        indices = np.sort(generator.choice(PARAMETERS, PARAMETERS // 20, replace=False))
+        worst = state.memory.residual.copy()
+        worst[indices] = 0.0
+        sent, before = (g[indices] / 2).astype(np.float32), state.memory.residual[indices]
+        pending = Pending(place(number), Contribution(number, number, g), 1.0, indices, sent, before)
+        trainer = {"momentum": generator.normal(size=PARAMETERS).astype(np.float32)}
+        yield (state := replace(state, memory=replace(state.memory, residual=worst, pending=pending), trainer=trainer))
+        yield (state := replace(state, journal=replace(state.journal, revealed=(*state.journal.revealed, number))))
+        residual = g.copy()
+        residual[indices] /= 2
+        yield (state := replace(state, memory=ErrorMemory(residual, None, number, 0.5 * number)))
+        vector = model.vector.copy()
+        vector[indices] -= 1.0
+        model = ModelState(vector, number, model_hash(vector), bytes([number]) * 32)
+        yield (state := replace(state, model=model))
+
+
+def told(state: SiloState) -> tuple[Any, ...]:
+    """Each part as something that can be compared."""
+    memory, model = state.memory, state.model
+    pending = None if memory.pending is None else (memory.pending.place.round, memory.pending.contribution.g.tobytes())
+    trainer = tuple((name, array.tobytes()) for name, array in sorted(state.trainer.items()))
+    return (
+        state.journal,
+        (memory.residual.tobytes(), pending, memory.given_up, memory.clipped_mass, trainer),
+        None if model is None else (model.version, model.hash, model.chain, model.vector.tobytes()),
+    )
+
+
+class Trainer(StubTrainer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: dict[str, Any] = {"momentum": np.zeros(PARAMETERS, np.float32)}
+
+    def state(self) -> Any:
+        return self.kept
+
+    def load_state(self, state: Any) -> None:
+        self.kept = dict(state)
+
+
+@pytest.mark.parametrize("fold_at", [0, 3000, None])
+def test_what_is_loaded_is_what_was_written_after_every_write(tmp_path: Path, fold_at: int | None) -> None:
+    folder = StateFolder(tmp_path, fold_at=fold_at)
+    for state in story(folder.load(Trainer())):
+        folder.write(Save(state))
+        assert told(StateFolder(tmp_path, fold_at=fold_at).load(Trainer())) == told(state)
+        folder = StateFolder(tmp_path, fold_at=fold_at)
+        state = folder.load(Trainer())
+
+
+def test_small_changes_do_not_write_the_vectors_again(tmp_path: Path) -> None:
+    folder = StateFolder(tmp_path)
+    states = list(story(folder.load(Trainer())))
+    for state in states[:-2]:
+        folder.write(Save(state))
+    whole = {name: (tmp_path / name).stat().st_mtime_ns for name in ("journal.json", "memory.safetensors", "model.safetensors")}
+    for state in states[-2:]:
+        folder.write(Save(state))
+    assert whole == {name: (tmp_path / name).stat().st_mtime_ns for name in whole}
+    assert told(StateFolder(tmp_path).load(Trainer())) == told(states[-1])
+
+
+class Killed(BaseException):
+    pass
+
+
+def dying_at(moment: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process dies just before or just after its n-th call to the system: moment 2n or 2n + 1."""
+    made = 0
+
+    def mortal(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            nonlocal made
+            made += 1
+            if made == moment // 2 and moment % 2 == 0:
+                raise Killed
+            result = real(*arguments, **options)
+            if made == moment // 2:
+                raise Killed
+            return result
+
+        return call
+
+    for name in ("pwrite", "fdatasync", "fsync", "replace", "ftruncate"):
+        monkeypatch.setattr(os, name, mortal(getattr(os, name)))
+    monkeypatch.setattr(Path, "unlink", mortal(Path.unlink))
+
+
+@pytest.mark.parametrize("fold_at", [0, 3000])
+def test_a_folder_is_whole_whatever_call_to_the_system_was_the_last(
+    tmp_path: Path, fold_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each part is that of before or after the write, and the story goes on from there."""
+    start, die_at, died = tmp_path / "start", 1, True
+    StateFolder(start)
+    while died:
+        die_at, died = die_at + 1, False
+        place = tmp_path / "now"
+        shutil.rmtree(place, ignore_errors=True)
+        shutil.copytree(start, place)
+        folder = StateFolder(place, fold_at=fold_at)
+        before = folder.load(Trainer())
+        with monkeypatch.context() as patched:
+            dying_at(die_at, patched)
+            after = before
+            try:
+                for state in story(before):
+                    before, after = after, state
+                    folder.write(Save(state))
+            except Killed:
+                died = True
+        found = StateFolder(place, fold_at=fold_at).load(Trainer())
+        for part, old, new in zip(told(found), told(before), told(after), strict=True):
+            assert part in (old, new)
+        again = StateFolder(place)  # which folds nothing yet: what it appends must count
+        again.load(Trainer())
+        following = replace(after, journal=replace(after.journal, last_round=99), model=_moved(after.model))
+        again.write(Save(following))
+        assert told(StateFolder(place).load(Trainer())) == told(following)
+    assert die_at > 100
+
+
+def _moved(model: ModelState | None) -> ModelState | None:
+    if model is None:
+        return None
+    vector = model.vector.copy()
+    vector[0] += 3.0
+    return ModelState(vector, model.version + 1, model_hash(vector), b"m" * 32)
+
+
+def test_a_log_that_is_missing_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+    """It may say that a round was spoken in, or revealed, which journal.json does not know yet."""
+    folder = StateFolder(tmp_path)
+    for state in story(folder.load(Trainer())):
+        folder.write(Save(state))
+    next(tmp_path.glob("changes-*.log")).unlink()
+    with pytest.raises(SettingsError, match="which goes with it, is missing"):
+        StateFolder(tmp_path).load(Trainer())
+
+
+def test_after_a_failed_write_nothing_is_written_until_the_folder_is_loaded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = StateFolder(tmp_path)
+    state = folder.load(Trainer())
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError("no space left")))
+        with pytest.raises(OSError, match="no space left"):
+            folder.write(Save(replace(state, journal=Journal(run="aa"))))
+    with pytest.raises(AssertionError, match="load it anew"):
+        folder.write(Save(replace(state, journal=Journal(run="bb"))))
