@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Final
 
 import numpy as np
 
@@ -27,10 +29,20 @@ from fedrep.secagg.shamir import MAX_HOLDERS
 
 def preflight(run: RunManifest) -> list[str]:
     """Sentences, empty when the run can be created."""
-    sizes, terms = _sizes(run), _terms(run)
-    if sizes:
-        return [*sizes, *terms]  # what follows calculates with these sizes
-    return [*terms, *_holders(run), *_buffers(run), *_bits(run), *_coordinates(run), *_aggregator(run)]
+    return [problem for problems in findings(run).values() for problem in problems]
+
+
+def findings(run: RunManifest) -> dict[str, list[str]]:
+    """The same by topic, also those without a problem; where the sizes make no sense, nothing that calculates with them."""
+    found = {"silos": _sizes(run), "terms": _terms(run)}
+    if not found["silos"]:
+        found |= {topic: check(run) for topic, check in _COUNTS.items()}
+    return found
+
+
+def sizes_work(run: RunManifest) -> bool:
+    """Whether nothing but the terms can be wrong; stops at the first problem, for those who try many sizes."""
+    return not _sizes(run) and not any(check(run) for check in _COUNTS.values())
 
 
 def _sizes(run: RunManifest) -> list[str]:
@@ -172,3 +184,12 @@ def _rehearse(run: RunManifest, buffers: int) -> None:
     survivors = SurvivorSet(tuple((Survivor(name, b""),) for name in names))
     rows = dict(enumerate(np.eye(buffers, max(buffers, 3), dtype=np.float32)))
     combine_buffers(rows, survivors, run.aggregator, run.aggregator_settings, run.byzantine, np.random.default_rng(0))
+
+
+_COUNTS: Final[dict[str, Callable[[RunManifest], list[str]]]] = {
+    "holders": _holders,
+    "buffers": _buffers,
+    "bits": _bits,
+    "coordinates": _coordinates,
+    "rule": _aggregator,
+}

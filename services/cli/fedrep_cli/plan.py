@@ -12,8 +12,8 @@ import typer
 
 from fedrep import buffers, communication, privacy, theory
 from fedrep.errors import InvalidInputError
+from fedrep.protocol.advice import advise
 from fedrep.protocol.manifests import RunManifest
-from fedrep.protocol.preflight import preflight
 from fedrep.protocol.seats import largest_seat
 from fedrep.protocol.thresholds import buffers_needed, share_threshold
 from fedrep_cli import epsilon, plan_records
@@ -135,7 +135,7 @@ def assess(run: RunManifest) -> dict[str, Any]:
         "slack": slack(run),
         "traffic": traffic(run),
         "privacy": cost(run, k),
-        "problems": preflight(run),
+        **advise(run).described(),
     }
 
 
@@ -210,6 +210,7 @@ def render(result: Mapping[str, Any]) -> str:
         lines += plan_records.lines(result["records"], result["K"], result["d"])
     if result["problems"]:
         lines += ["", "This run would be refused:", *(f"  - {problem}" for problem in result["problems"])]
+        lines += ["", *wrap(f"What to do: {result['conclusion']}.", width=118)]
     return "\n".join(lines)
 
 

@@ -16,6 +16,7 @@ from rich.table import Column, Table
 
 from fedrep.errors import RefusedError, SettingsError
 from fedrep.privacy import COVERS, shown
+from fedrep.protocol.advice import advise
 from fedrep.protocol.model_state import model_hash
 from fedrep.record_privacy import COVERS as RECORD_COVERS
 from fedrep.secagg.keys import SigningKey
@@ -103,7 +104,7 @@ def create(
     manifest = settings.manifest(vector.size, bytes.fromhex(layout.digest), model_hash(vector))
     planned = plan.assess(manifest)
     if planned["problems"]:
-        raise SettingsError("the run cannot work: " + "; ".join(planned["problems"]), reason="PREFLIGHT")
+        raise SettingsError(f"the run cannot work: {advise(manifest).sentence}", reason="PREFLIGHT")
     with connected(server, identity) as (client, credentials):
         signed = sign_run(manifest, credentials.identity.name, credentials.chain, credentials.signing_key)
         response = client.create_run(signed, settings.options(layout.described), None if dry_run else vector)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from fedrep.errors import NotFoundError, SettingsError
+from fedrep.protocol.advice import advise
 from fedrep.protocol.amendments import amended
 from fedrep.protocol.manifests import RunHash
 from fedrep.protocol.messages import SignedRollback, rollback_message
-from fedrep.protocol.preflight import preflight
 from fedrep.secagg.keys import SigningKey
 from fedrep.wire import codec
 from fedrep.wire.v1 import observer_pb2 as pb
@@ -25,9 +25,9 @@ def amend_request(
     """Another list of silos for the next epoch, signed as (admin, certificate, key). All problems of it at once."""
     before = codec.run_manifest_from_wire(run.manifest.manifest)
     manifest = amended(before, add, remove, max(run.summary.round, run.open_round), quorum)
-    problems = preflight(manifest)
-    if problems:
-        raise SettingsError("the amended run cannot work: " + "; ".join(problems), reason="PREFLIGHT")
+    advice = advise(manifest, may_change=("silos", "quorum"))
+    if advice.problems:
+        raise SettingsError(f"the amended run cannot work: {advice.sentence}", reason="PREFLIGHT")
     return pb.AmendRunRequest(name=run.summary.name, manifest=codec.signed_run_to_wire(sign_run(manifest, *signer)))
 
 

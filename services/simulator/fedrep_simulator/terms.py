@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from fedrep.errors import SettingsError
+from fedrep.protocol.advice import advise
 from fedrep.protocol.goals import Goals
 from fedrep.protocol.manifests import RecordPromise, RunManifest
 from fedrep.protocol.model_state import model_hash
-from fedrep.protocol.preflight import preflight
 from fedrep_runtime.run_config import AggregatorConfig, RunConfig
 from fedrep_runtime.settings import load_settings
 from fedrep_runtime.trackers import TrackingSettings
@@ -33,6 +33,8 @@ RUN_FILE = Path("run.toml")
 SILOS = 10
 MEAN = "mean"
 PRIVATE_EPSILON, PRIVATE_DELTA = 8.0, 1e-5
+# The command's options and the arguments in Python have the same names, and not all of them are the run file's.
+OPTIONS = {"silos": "silos =", "byzantine_count": "byzantine ="}
 # Of the silos' policy all counts but what is about real people and real hours.
 NOT_SIMULATED = {"roster_file": None, "admins_file": None, "hours": None}
 
@@ -65,9 +67,9 @@ class Terms:
     def scene(self, layout: ModelLayout, initial: Vector) -> Scene:
         """Refused with all its problems at once if the run could not be created."""
         manifest = self._manifest(layout, initial)
-        problems = preflight(manifest)
-        if problems:
-            raise SettingsError("the run cannot work: " + "; ".join(problems), reason="PREFLIGHT")
+        advice = advise(manifest, OPTIONS)
+        if advice.problems:
+            raise SettingsError(f"the run cannot work: {advice.sentence}", reason="PREFLIGHT")
         attackers = manifest.silos[len(manifest.silos) - self.byzantine :]
         policy = self.policy.model_copy(update={**NOT_SIMULATED, **({"allow_drills": True} if attackers else {})})
         stop, budget = self.run.stop, self.trainer.privacy
