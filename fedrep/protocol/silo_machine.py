@@ -111,7 +111,11 @@ class Drill(Protocol):
     @property
     def attack(self) -> str: ...
     def check(self, run: RunManifest) -> None: ...
-    def of_update(self, g: NDArray[np.float32]) -> NDArray[np.float32]: ...
+    def share(self, run: RunManifest, round_number: int, g: NDArray[np.float32]) -> None:
+        """Before g is proposed: so whoever is in the consensus has told the other attackers."""
+        ...
+
+    def of_update(self, run: RunManifest, round_number: int, g: NDArray[np.float32]) -> NDArray[np.float32]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -552,6 +556,8 @@ class SiloMachine:
         else:
             save = self._save(journal=journal.entered(manifest.round))
         bits = range_bits(contribution.g, manifest.clip_range, manifest.per_silo)
+        assert self._run is not None
+        own.drill.share(self._run, manifest.round, contribution.g)
         step = self.part.step = self.part.ready.propose(coordinates, self._sessions.new(), own.randomness.secrets, bits)
         self.speaking = True
         return [save, Report(Doing("proposing", manifest.round)), *self._say(Phase.PROPOSING, save, step.message)]
@@ -592,7 +598,8 @@ class SiloMachine:
             return self._ask_for_survivors()
         contribution = self._contribution
         assert contribution is not None
-        crafted = self._own.drill.of_update(contribution.g)
+        assert self._run is not None
+        crafted = self._own.drill.of_update(self._run, self._manifest.round, contribution.g)
         holder = self.part.step = step.on_consensus(consensus, crafted, self._own.randomness.generator())
         if isinstance(holder, Observing):  # too few of its buffer proposed: the same g again, while the model stays
             return self._ask_for_survivors()

@@ -12,11 +12,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
+from fedrep.protocol.preflight import preflight
 from fedrep.wire.v1 import observer_pb2 as pb
+from fedrep_cli.demo_settings import DemoSettings
 from fedrep_cli.demo_view import picture
 from fedrep_cli.main import main
 from fedrep_cli.processes import Processes, free_ports, orderly_end
@@ -29,8 +32,20 @@ DEMO = [sys.executable, "-m", "fedrep_cli.main", "demo"]
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--silos", "3", "--byzantine", "2"], "needs at least 5 rows to stand 2 Byzantine ones"),
-        (["--buffer-size", "9"], "over one buffer is the plain mean"),
+        (
+            ["--silos", "4", "--byzantine", "1"],
+            "with f = 1 and s = 2 you need 8 silos; you have 4: take --silos 8, or take --byzantine 0",
+        ),
+        (["--silos", "3"], "you need 4 silos; you have 3: take --silos 4, or take --aggregator mean"),
+        (
+            ["--buffer-size", "9"],
+            "you need 18 silos; you have 10: take --silos 18, or take --buffer-size 5, or take --aggregator",
+        ),
+        (["--silos", "8", "--attack", "minmax"], "take more attackers"),
+        (["--silos", "8", "--attack", "minmax"], "(for 2 take --silos 10)"),
+        (["--silos", "20", "--attack", "alie"], "take more attackers, fewer silos, or the option z"),
+        (["--attack", "nonfinite", "--attack-option", "kind=nan"], "use the option kind = 'huge'"),
+        (["--attack", "foe", "--attack-option", "z=1"], "the attack 'foe' has no option 'z'; it has epsilon"),
         (["--attack", "nonsense"], "there is no attack 'nonsense' to drill; choose one of alie, bitflip,"),
         (["--aggregator", "nonsense"], "aggregator 'nonsense' is unknown: choose one of centered_clipping,"),
         (["--dataset", "nonsense"], "there is no dataset 'nonsense'; choose one of digits, fashion_mnist, cifar10"),
@@ -52,6 +67,28 @@ def test_impossible_settings_are_one_line_before_anything_starts(
     assert output.err.count("\n") == 1
     assert output.out == ""
     assert not (tmp_path / "demo").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "attackers", "remark"),
+    [
+        ({}, 2, ""),
+        ({"silos": 8}, 1, "8 silos in buffers of 2 withstand 1 attacker (for 2 take --silos 10)"),
+        ({"silos": 4}, 0, "4 silos in buffers of 2 withstand no attacker, so nobody attacks (for 2 take --silos 10)"),
+        ({"silos": 5}, 0, "5 silos in buffers of 2 withstand no attacker, so nobody attacks (for 2 take --silos 10)"),
+        ({"silos": 7}, 0, "7 silos in buffers of 2 withstand no attacker, so nobody attacks (for 2 take --silos 10)"),
+        ({"buffer_size": 3}, 0, "10 silos in buffers of 3 withstand no attacker, so nobody attacks (for 2 take --silos 15)"),
+        ({"buffer_size": 4}, 0, "10 silos in buffers of 4 withstand no attacker, so nobody attacks (for 2 take --silos 20)"),
+        ({"buffer_size": 5}, 0, "10 silos in buffers of 5 withstand no attacker, so nobody attacks (for 2 take --silos 25)"),
+        ({"silos": 4, "aggregator": "mean"}, 1, ""),
+    ],
+)
+def test_too_few_silos_for_the_usual_attackers_play_with_as_many_as_they_withstand(
+    given: dict[str, Any], attackers: int, remark: str
+) -> None:
+    chosen, said = DemoSettings(compare=True, **given).settled(4810)
+    assert (chosen.attackers, said) == (attackers, remark)
+    assert preflight(chosen.manifest(chosen.aggregator, 4810)) == []
 
 
 def test_the_live_picture_fits_eighty_columns_and_names_a_skipped_round() -> None:

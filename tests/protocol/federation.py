@@ -132,7 +132,10 @@ class NoDrill:
     def check(self, run: RunManifest) -> None:
         pass
 
-    def of_update(self, g: NDArray[np.float32]) -> NDArray[np.float32]:
+    def share(self, run: RunManifest, round_number: int, g: NDArray[np.float32]) -> None:
+        pass
+
+    def of_update(self, _run: RunManifest, _round: int, g: NDArray[np.float32]) -> NDArray[np.float32]:
         return g
 
 

@@ -19,7 +19,7 @@ from tests.simulator.problem import RUN, build
 
 @pytest.fixture(scope="module")
 def result() -> SimulationResult:
-    return fedrep.simulate(build, silos=8, byzantine=2, attack="alie", run={**RUN, "byzantine_count": 1}, rounds=5, compare=True)
+    return fedrep.simulate(build, silos=10, byzantine=2, attack="alie", run={**RUN, "byzantine_count": 1}, rounds=5, compare=True)
 
 
 def test_the_library_alone_loads_nothing_of_the_simulator() -> None:
@@ -31,7 +31,7 @@ def test_history_is_flat_and_has_a_row_for_every_round(result: SimulationResult)
     assert [row["round"] for row in result.history] == [1, 2, 3, 4, 5]
     assert {type(value) for row in result.history for value in row.values()} <= {int, float, str, type(None)}
     assert result.accuracy == result.history[-1]["accuracy"]
-    assert "z = " in result.summary["notes"][0] or result.summary["notes"] == []
+    assert result.summary["notes"] == []
 
 
 def test_the_plot_has_a_line_for_each_rule_and_one_for_the_central_model(result: SimulationResult, tmp_path: Path) -> None:

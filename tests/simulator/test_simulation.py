@@ -13,6 +13,7 @@ import pytest
 
 from fedrep.attacks import alie_z
 from fedrep.errors import FedrepError, SettingsError
+from fedrep.protocol.collusion import Attack, Numbers
 from fedrep.protocol.manifests import SiloName
 from fedrep.protocol.model_state import model_hash
 from fedrep.record_privacy import Stated, TrainingPrivacy
@@ -22,7 +23,7 @@ from fedrep_runtime.trackers import TrackingSettings
 from fedrep_silo.config import DrillSettings, PolicySettings
 from fedrep_simulator import SimulationResult, simulate
 from fedrep_simulator.api import run_simulation
-from fedrep_simulator.attackers import Attack, Coalition
+from fedrep_simulator.attackers import Coalition
 from fedrep_simulator.folder import Row
 from fedrep_simulator.seeds import SiloDice, seed_bytes
 from fedrep_simulator.terms import Wishes
@@ -153,15 +154,15 @@ def test_attackers_spoil_the_plain_mean_and_not_the_robust_rule() -> None:
 def test_the_attackers_know_each_others_updates_and_no_others() -> None:
     """ALIE of two: the mean of their own updates, moved by z of their own standard deviations."""
     run = RunConfig(**RUN).manifest(8, bytes(32), bytes(32))
-    attack = Attack("alie").checked(2, 7)
+    attack = Attack("alie").checked(Numbers(7, 2, 2))
     coalition = Coalition(attack, (SiloName("a"), SiloName("b")), run, 0)
     rows = np.random.default_rng(1).normal(size=(3, 8)).astype(np.float32)
     for name, row in zip("abc", rows, strict=True):
         coalition.share(SiloName(name), 1, row)
     expected = rows[:2].mean(axis=0) - alie_z(7, 2) * rows[:2].std(axis=0)
     for name in "ab":
-        np.testing.assert_allclose(coalition.drill(SiloName(name)).of_update(rows[0]), expected, rtol=1e-5)
-    assert np.array_equal(coalition.drill(SiloName("c")).of_update(rows[2]), rows[2])
+        np.testing.assert_allclose(coalition.drill(SiloName(name)).of_update(run, 1, rows[0]), expected, rtol=1e-5)
+    assert np.array_equal(coalition.drill(SiloName("c")).of_update(run, 1, rows[2]), rows[2])
 
 
 @pytest.mark.parametrize(

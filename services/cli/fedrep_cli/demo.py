@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fedrep_cli.attack_options import attack_options
 from fedrep_cli.epsilon import text
 from fedrep_cli.output import JSON_HELP, emit, stay_up
 
@@ -19,12 +20,20 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def demo(
-    silos: Annotated[int, typer.Option(help="Silos, attackers included.", min=2)] = 10,
+    silos: Annotated[int, typer.Option(help="Silos, attackers included.", min=3)] = 10,
     rounds: Annotated[int, typer.Option(help="Rounds to play.", min=1)] = 60,
-    byzantine: Annotated[int, typer.Option(help="Silos that attack; the rule is told to expect that many.", min=0)] = 2,
+    byzantine: Annotated[
+        int | None,
+        typer.Option(
+            help="Silos that attack; the rule is told to expect that many. 2, or as many as the silos withstand.", min=0
+        ),
+    ] = None,
     attack: Annotated[
         str, typer.Option(help="What the attackers send: foe, alie, signflip, bitflip, ...; an unknown name lists all.")
     ] = "foe",
+    attack_option: Annotated[
+        list[str] | None, typer.Option("--attack-option", help="Setting of the attack, such as z=1.5; may be repeated.")
+    ] = None,
     aggregator: Annotated[str, typer.Option(help="Robust rule over the buffers.")] = "geometric_median",
     alpha: Annotated[float, typer.Option(help="Share of random coordinates in a proposal.", min=0, max=1)] = 0.5,
     buffer_size: Annotated[int, typer.Option(help="Silos per buffer.", min=2)] = 2,
@@ -47,7 +56,8 @@ def demo(
     """CA, server, silos (some of them attackers), evaluator and dashboard, all real, all on localhost."""
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")  # this process forks only to start others
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # the authority closing an idle connection is no news
-    from fedrep_cli.demo_federation import DemoSettings, play
+    from fedrep_cli.demo_federation import play
+    from fedrep_cli.demo_settings import DemoSettings
     from fedrep_runtime.logging import configure_logging
 
     configure_logging("demo", level="WARNING")
@@ -57,6 +67,7 @@ def demo(
         rounds=rounds,
         byzantine=byzantine,
         attack=attack,
+        attack_options=attack_options(attack_option or []),
         aggregator=aggregator,
         alpha=alpha,
         buffer_size=buffer_size,

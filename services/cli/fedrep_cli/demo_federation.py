@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,10 @@ import grpc
 from fedrep.errors import FedrepError, SettingsError
 from fedrep.privacy import COVERS
 from fedrep.protocol.model_state import model_hash
-from fedrep.protocol.preflight import preflight
 from fedrep.record_privacy import COVERS as RECORD_COVERS
 from fedrep.wire.v1 import observer_pb2 as pb
 from fedrep_cli.demo_drops import Drops
+from fedrep_cli.demo_settings import PRIVACY, DemoSettings, silo_name
 from fedrep_cli.demo_view import DemoView
 from fedrep_cli.epsilon import number_or_none
 from fedrep_cli.plan import slack
@@ -34,94 +34,15 @@ from fedrep_identity.invitations import invite
 from fedrep_identity.names import Identity, Role
 from fedrep_identity.register import Hosts, Register
 from fedrep_runtime.observer_client import ObserverClient
-from fedrep_runtime.run_config import AggregatorConfig, DeadlineConfig, RunConfig, sign_run
+from fedrep_runtime.run_config import sign_run
 from fedrep_runtime.toml_text import toml_document
-from fedrep_silo.config import DrillSettings
-from fedrep_silo.drill import Drill
 from fedrep_trainers.build import build_trainer
 from fedrep_trainers.settings import TrainerSettings
 from fedrep_trainers.trainer import Trainer
 
 FEDERATION = "demo"
 START_SECONDS = 180.0
-ATTACK_OPTIONS: dict[str, dict[str, Any]] = {"foe": {"epsilon": 10.0}}
-MODELS = {"digits": "mlp", "fashion_mnist": "cnn", "cifar10": "cnn"}
 POLL_SECONDS = 0.5
-PRIVACY = {"epsilon": 8.0, "delta": 1e-5}
-# A silo has some 140 digits, and noise costs as much per value as per update: a small model, half of it in every round.
-PRIVATE_FRACTION = 0.5
-
-
-@dataclass(frozen=True)
-class DemoSettings:
-    silos: int = 10
-    rounds: int = 60
-    byzantine: int = 2
-    attack: str = "foe"
-    aggregator: str = "geometric_median"
-    alpha: float = 0.5
-    buffer_size: int = 2
-    drop_rate: float = 0.0
-    dataset: str = "digits"
-    data_dir: Path | None = None
-    private: bool = False
-    compare: bool = False
-    folder: Path | None = None
-
-    def check(self) -> None:
-        """What neither the trainer nor the preflight would say in a person's words."""
-        if self.dataset not in MODELS:
-            raise SettingsError(f"there is no dataset {self.dataset!r}; choose one of {', '.join(MODELS)}")
-        Drill.of(self.drill())
-
-    def drill(self) -> DrillSettings:
-        return DrillSettings(attack=self.attack, options=ATTACK_OPTIONS.get(self.attack, {}))
-
-    def trainer(self, index: int) -> dict[str, Any]:
-        values: dict[str, Any] = {
-            "dataset": self.dataset,
-            "model": MODELS[self.dataset],
-            "shard_index": index,
-            "shard_count": self.silos,
-            "learning_rate": 0.5 if self.dataset == "digits" else 0.1,
-            # At so high a rate more momentum fills the silos' memories with steps that wait, and shake the model to the end.
-            "momentum": 0.5 if self.dataset == "digits" else 0.9,
-            "interval": 5,
-            "batch_size": 50,
-            "threads": 1,
-            "schedule": "step",
-            "milestones": [max(2 * self.rounds // 3, 1)],
-        }
-        if self.private and self.dataset == "digits":
-            values |= {"model": "logistic", "batch_size": 70, "interval": 2, "learning_rate": 2.0, "momentum": 0.9}
-        if self.data_dir is not None:
-            values["data_dir"] = str(self.data_dir.resolve())
-        return values
-
-    def run_config(self, name: str, aggregator: str) -> RunConfig:
-        return RunConfig(
-            name=name,
-            silos=tuple(silo_name(index) for index in range(self.silos)),
-            rounds=self.rounds,
-            alpha=self.alpha,
-            fraction=PRIVATE_FRACTION if self.private else 0.05,
-            reshuffle_every=1,  # a demo is short, and an epoch leaves the mates of attackers out for as long as it lasts
-            record_epsilon_at_most=PRIVACY["epsilon"] if self.private else None,
-            delta_at_most=PRIVACY["delta"] if self.private else None,
-            buffer_size=self.buffer_size,
-            byzantine_count=0 if aggregator == "mean" else self.byzantine,
-            drills=True,
-            # NNM first: with few buffers and unlike shards it brings the honest means together (Allouah et al., 2023).
-            aggregator=AggregatorConfig(name=aggregator, pre=[] if aggregator == "mean" else ["nnm"]),
-            # Where silos die all the time, a round that waits for one should not wait long.
-            deadlines=DeadlineConfig(propose=5, submit=3, confirm=3, reveal=3)
-            if self.drop_rate
-            else DeadlineConfig(propose=10, submit=5, confirm=5, reveal=5),
-        )
-
-
-def silo_name(index: int) -> str:
-    return f"silo-{index + 1:02d}"
 
 
 @contextmanager
@@ -129,28 +50,14 @@ def play(settings: DemoSettings, *, quiet: bool) -> Iterator[dict[str, Any]]:
     """Plays the run (twice with `compare`) and yields the result while server and dashboard are still up."""
     settings.check()
     trainer = build_trainer(TrainerSettings(**settings.trainer(0)))
-    _check_runs(settings, trainer)
+    settings, note = settings.settled(trainer.initial().size)
     with orderly_end(), tempfile.TemporaryDirectory(prefix="fedrep-demo-") as temporary:
         folder = (settings.folder or Path(temporary)).resolve()
         with Processes(folder / "logs") as processes, DemoView(quiet) as view:
             demo = _Demo(settings, trainer, folder, processes, view)
-            result = demo.run()
+            result = demo.run(note)
             view.stop()
             yield result
-
-
-def _check_runs(settings: DemoSettings, trainer: Trainer) -> None:
-    """All problems of the settings before anything starts."""
-    vector = trainer.initial()
-    for aggregator in {settings.aggregator, *(["mean"] if settings.compare else [])}:
-        config = settings.run_config("demo", aggregator)
-        manifest = config.manifest(vector.size, bytes(32), model_hash(vector))
-        problems = list(preflight(manifest))
-        most = 1 - manifest.quorum / settings.silos
-        if settings.drop_rate > most:
-            problems.append(f"the drop rate leaves fewer than the quorum of {manifest.quorum} silos; take {most:.2g} at most")
-        if problems:
-            raise SettingsError("these settings cannot work: " + "; ".join(problems))
 
 
 class _Demo:
@@ -167,12 +74,14 @@ class _Demo:
         self._reported: set[str] = set()
         self._names = [silo_name(index) for index in range(settings.silos)]
 
-    def run(self) -> dict[str, Any]:
+    def run(self, note: str) -> dict[str, Any]:
         url = f"http://127.0.0.1:{self._ports['dashboard']}/"
         self._view.say(f"Dashboard: {url}")
         for role, token in self._tokens.items():
             self._view.say(f"  as {role:<6} {url}#token={token}")
         self._view.say(f"Logs:      {self._folder / 'logs'}")
+        if note:
+            self._view.say(f"Note: {note}")
         self._start_authority()
         self._view.step("enrolling server, admin, dashboard, evaluator and silos")
         self._enrol_all([("server", Role.SERVER), ("admin", Role.ADMIN), ("dashboard", Role.ADMIN)])
@@ -187,6 +96,9 @@ class _Demo:
             result["comparison"] = self._play("demo-mean", "mean")
         return {
             **result,
+            "silos": self._settings.silos,
+            "byzantine": self._settings.attackers,
+            "attack": self._settings.attack if self._settings.attackers else "",
             "central_accuracy": self._central_accuracy(),
             "dashboard_url": url,
             "folder": str(self._folder),
@@ -254,7 +166,7 @@ class _Demo:
         self._create_run(run, aggregator)
         settings = self._settings
         self._warn_of_drops(aggregator)
-        attackers = f"{settings.byzantine} attack with {settings.attack}" if settings.byzantine else "none attacks"
+        attackers = f"{settings.attackers} attack with {settings.attack}" if settings.attackers else "none attacks"
         self._view.step(f"starting {settings.silos} silos ({attackers}) for run {run}, {aggregator}")
         for index in range(settings.silos):
             self._start_silo(run, index)
@@ -300,8 +212,9 @@ class _Demo:
         document["trainer"] |= {"evaluation_shard": True}  # what it reports is its own view; the evaluator sees all
         if self._settings.private:
             document["privacy"] = PRIVACY
-        if index < self._settings.byzantine:
-            document["drill"] = self._settings.drill().model_dump()
+        if index < self._settings.attackers:
+            # Their own place to meet, which neither the server nor any honest silo knows of.
+            document["drill"] = self._settings.drill(self._folder / "attackers" / run).model_dump(mode="json")
         self._processes.start(f"{run}-{name}", ["client", "--config", str(self._write(f"{run}-{name}", document))])
 
     def _start_evaluator(self, run: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import shutil
 import sys
@@ -16,6 +15,7 @@ import typer
 
 from fedrep.errors import SettingsError
 from fedrep.privacy import shown
+from fedrep_cli.attack_options import attack_options
 from fedrep_cli.output import JSON_HELP, complain, emit, stay_up
 from fedrep_cli.simulate_view import SimulationView
 from fedrep_runtime.logging import configure_logging
@@ -74,7 +74,7 @@ def simulate(
         aggregator=aggregator,
         byzantine=byzantine,
         attack=attack,
-        attack_options=_options(attack_option or []),
+        attack_options=attack_options(attack_option or []),
         alpha=alpha,
         fraction=fraction,
         buffer_size=buffer_size,
@@ -139,20 +139,6 @@ def _watched(terms: Terms, view: SimulationView, stack: ExitStack) -> tuple[List
         observed.show(row, rounds)
 
     return Listeners(view.step, on_round, view.central, observed.watch, view.begin), observed.url
-
-
-def _options(given: list[str]) -> dict[str, Any]:
-    """name=value, the value as JSON where it is some."""
-    options: dict[str, Any] = {}
-    for text in given:
-        name, sign, value = text.partition("=")
-        if not sign or not name:
-            raise SettingsError(f"--attack-option takes name=value, for example epsilon=10, not {text!r}")
-        try:
-            options[name] = json.loads(value)
-        except ValueError:
-            options[name] = value
-    return options
 
 
 def summary_text(result: Any) -> str:

@@ -81,6 +81,10 @@ class DrillSettings(Section):
 
     attack: str = Field(default="", description="name of the attack, empty for none")
     options: dict[str, Any] = Field(default_factory=dict, description="settings of the attack, for example epsilon = 10")
+    channel: Path | None = Field(
+        default=None,
+        description="folder shared by the attackers of a drill, who tell each other there what they would send",
+    )
 
 
 class SiloSettings(Section):
@@ -149,6 +153,8 @@ def load_silo_settings(path: Path | None, environ: Mapping[str, str] | None = No
     files = {name: home / file for name in ("roster_file", "admins_file") if (file := getattr(policy, name)) is not None}
     policy = policy.model_copy(update=files)
     folders["privacy"] = settings.privacy
+    channel = settings.drill.channel
+    drill = settings.drill.model_copy(update={"channel": home / channel if channel is not None else None})
     places = {
         name: home / place for name in ("tensorboard", "wandb_dir") if (place := getattr(settings.tracking, name)) is not None
     }
@@ -159,6 +165,7 @@ def load_silo_settings(path: Path | None, environ: Mapping[str, str] | None = No
             "ledger": home / settings.ledger,
             "trainer": trainer.model_copy(update=folders),
             "policy": policy,
+            "drill": drill,
             "tracking": settings.tracking.model_copy(update=places),
         }
     )

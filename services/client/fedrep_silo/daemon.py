@@ -87,7 +87,7 @@ class SiloDaemon:
             lambda: Credentials.load(settings.credentials).signing_key,
             FederationTrust(trust),
             settings.policy.rules(bytes.fromhex(trainer.layout.digest)),
-            Drill.of(settings.drill),
+            Drill.of(settings.drill, credentials.identity.name),
             self._ledgers,
             Randomness(secrets.token_bytes, lambda: np.random.default_rng(secrets.randbits(256))),
             promise=self.books.promise,

@@ -273,7 +273,7 @@ def _result(
         "epsilon_total": last(rows, "epsilon"),
         "epsilon_covers": COVERS,
         **_record_figures(terms, rows),
-        "notes": [text for text in (terms.attack.note(terms.byzantine, len(terms.run.silos)), note) if text],
+        "notes": [note] if note else [],
     }
     if out is not None:
         write_history(out, rows)

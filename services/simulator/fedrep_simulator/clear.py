@@ -40,7 +40,7 @@ from fedrep.quantize import RingFormat, open_mean, quantize
 from fedrep.sparsify import gather, propose, union
 from fedrep_simulator.desks import Result
 from fedrep_simulator.engines import Engine
-from fedrep_simulator.playing import PlayedRound, Scene, Standing, refuse_hopeless, share
+from fedrep_simulator.playing import PlayedRound, Scene, Standing, refuse_hopeless
 from fedrep_simulator.seeds import SiloDice, seed_bytes
 from fedrep_simulator.server import Written
 from fedrep_simulator.traffic import Traffic, TrafficBook
@@ -103,6 +103,7 @@ class ClearSilo:
         if self._kept is not None:
             bits = range_bits(self._kept.contribution.g, manifest.clip_range, manifest.per_silo)
             self._kept = replace(self._kept, bits=bits)
+            self._drill.share(self._scene.run, manifest.round, self._kept.contribution.g)
             return self._kept
         if isinstance(trained, TrainingRefused):
             self.stopped = trained.error
@@ -122,6 +123,7 @@ class ClearSilo:
             coordinates = propose(contribution.g, manifest.per_silo, manifest.alpha, self._dice.draw())
             self.state = replace(self.state, journal=journal.charged(manifest, contribution.training, coordinates))
         bits = range_bits(contribution.g, manifest.clip_range, manifest.per_silo)
+        self._drill.share(self._scene.run, manifest.round, contribution.g)
         self._kept = Offer(contribution, coordinates, bits, trained.state)
         return self._kept
 
@@ -131,7 +133,7 @@ class ClearSilo:
         assert offer is not None
         contribution, memory = offer.contribution, self.state.memory
         ring = RingFormat(manifest.ring_bits, manifest.value_bits)
-        crafted = self._drill.of_update(contribution.g)
+        crafted = self._drill.of_update(self._scene.run, manifest.round, contribution.g)
         values = quantize(gather(crafted, indices), manifest.clip_range, ring, self._dice.draw())
         sent = gather(contribution.g, indices) if self._drill.attack else values.dequantized
         pending = Pending(_NOWHERE, contribution, manifest.clip_range, indices, sent, gather(memory.residual, indices))
@@ -175,9 +177,6 @@ class ClearPlay:
         orders = {silo.name: train for silo in silos if (train := silo.enter(manifest)) is not None}
         trained = self._engine.train(orders)
         refuse_hopeless(trained, manifest.round)
-        for name, result in trained.items():
-            if isinstance(result, Trained):
-                share(self._scene, name, self._silos[name].state, orders[name], result)
         offers = {silo.name: offer for silo in silos if (offer := silo.offer(manifest, trained.get(silo.name))) is not None}
         outcome = self._opened(manifest, offers)
         closed = close_round(self._scene.run, manifest, outcome, self._progress)

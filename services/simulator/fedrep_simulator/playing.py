@@ -16,10 +16,9 @@ from fedrep.protocol.goals import Goals, Totals
 from fedrep.protocol.manifests import RecordPromise, RunManifest, SiloName
 from fedrep.protocol.round_closing import ClosedRound
 from fedrep.protocol.run_progress import RunProgress
-from fedrep.protocol.silo_effects import Train, Trained, TrainingFailed
+from fedrep.protocol.silo_effects import TrainingFailed
 from fedrep.protocol.silo_rules import Policy
 from fedrep.protocol.silo_state import SiloState
-from fedrep.public_coordinates import only
 from fedrep_runtime.run_config import sign_run
 from fedrep_simulator.attackers import Coalition
 from fedrep_simulator.desks import Result
@@ -77,28 +76,6 @@ class Play(Protocol):
     def conclude(self, totals: Totals) -> None:
         """Whether the run's goals are reached; everybody hears of the round."""
         ...
-
-
-def trained_by(engine: Engine, scene: Scene, trains: Mapping[SiloName, SimulatedSilo]) -> Mapping[SiloName, Result]:
-    """Trained, and known to the other attackers."""
-    orders = {name: silo.train for name, silo in trains.items() if silo.train is not None}
-    results = engine.train(orders)
-    for name, result in results.items():
-        if isinstance(result, Trained):
-            share(scene, name, trains[name].state, orders[name], result)
-    return results
-
-
-def share(scene: Scene, name: SiloName, state: SiloState, order: Train, trained: Trained) -> None:
-    """What this silo would send honestly: with its memory, or on public coordinates alone and without any."""
-    memory, update = state.memory, trained.update
-    if order.coordinates is not None:
-        memory, update = memory.without_residual(), only(update, order.coordinates)
-    try:
-        g = memory.contribution(0, trained.version, update).g
-    except FedrepError:
-        return  # no update at all: the silo's machine says so
-    scene.coalition.share(name, order.round, g)
 
 
 def refuse_hopeless(trained: Mapping[SiloName, Result], number: int) -> None:
@@ -177,7 +154,7 @@ class SecurePlay:
         waiting = {name: silo for name, silo in self._silos.items() if silo.train is not None}
         if not waiting:
             return False
-        results = trained_by(self._engine, self._scene, waiting)
+        results = self._engine.train({name: silo.train for name, silo in waiting.items() if silo.train is not None})
         opened = self.server.machine.open
         refuse_hopeless(results, opened.number if opened is not None else 0)
         self._trained |= results

@@ -14,6 +14,7 @@ from typing import Any
 
 from fedrep.errors import SettingsError
 from fedrep.protocol.advice import advise
+from fedrep.protocol.collusion import Attack, Numbers
 from fedrep.protocol.goals import Goals
 from fedrep.protocol.manifests import RecordPromise, RunManifest
 from fedrep.protocol.model_state import model_hash
@@ -21,7 +22,7 @@ from fedrep_runtime.run_config import AggregatorConfig, RunConfig
 from fedrep_runtime.settings import load_settings
 from fedrep_runtime.trackers import TrackingSettings
 from fedrep_silo.config import PolicySettings, load_silo_settings
-from fedrep_simulator.attackers import Attack, Coalition
+from fedrep_simulator.attackers import Coalition
 from fedrep_simulator.engines import names_of
 from fedrep_simulator.playing import Scene
 from fedrep_simulator.seeds import seed_bytes
@@ -61,7 +62,8 @@ class Terms:
         return replace(self, run=run)
 
     def checked(self) -> Terms:
-        attack = self.attack.checked(self.byzantine, len(self.run.silos))
+        run = self.run
+        attack = self.attack.checked(Numbers(len(run.silos), run.buffer_size, self.byzantine, run.aggregator.name))
         return replace(self, attack=attack, run=self.run.model_copy(update={"drills": self.byzantine > 0}))
 
     def scene(self, layout: ModelLayout, initial: Vector) -> Scene:
