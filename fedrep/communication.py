@@ -72,6 +72,29 @@ class RoundTraffic:
         return self.total / self.dense_bits
 
 
+@dataclass(frozen=True)
+class AgainstDense:
+    """Bytes of finished rounds, all silos together, up and down: what was sent, protection included, what dense float32
+    vectors of the silos that proposed would have taken, and the paper's count for the same silos."""
+
+    sent: int
+    dense: int
+    paper: float
+
+    @property
+    def sentence(self) -> str:
+        if not self.sent or not self.dense:
+            return ""
+        ratio = self.sent / self.dense
+        if 0.95 < ratio < 1.05:
+            return "as much as dense"
+        if ratio < 1:
+            return f"{1 / ratio:.1f}x less than dense"
+        too_small = "too small a model for the fixed costs (keys, shares, signatures)"
+        too_many = "too many coordinates (K) for this model"
+        return f"{ratio:.1f}x more than dense: {too_small if self.paper < self.dense else too_many}"
+
+
 def paper_bits(K: int, m: int) -> float:
     """(96 + 32/m) K: coordinates up and down, values up and down, 32 bits each (section 3.2)."""
     return (96 + 32 / m) * K

@@ -18,6 +18,7 @@ from fedrep_dashboard.feed import Feeds, RunFeed
 
 LARGEST = 2**53 - 1  # of an integer in JavaScript
 HEAT_COLUMNS = 240
+OVER = ("finished", "stopped")
 Format = Literal["json", "csv"]
 Chart = Literal["accuracy", "loss", "metrics", "bytes", "epsilon", "health", "phases", "buffers", "silos", "records", "events"]
 Metric = Literal["accuracy", "loss", "bytes_total", "epsilon_sum", "update_norm"]
@@ -151,6 +152,12 @@ async def get_round(feed: Feed, number: Annotated[int, Path(ge=1, le=LARGEST)]) 
 async def list_silos(feed: Feed) -> schema.Silos:
     """Every allowed silo as the server sees it; never anything about its values."""
     return schema.Silos(silos=[view.silo_of(silo) for silo in (await feed.refresh()).silos])
+
+
+@router.get("/runs/{name}/suspicion")
+async def get_suspicion(feed: Feed) -> schema.Suspicion:
+    """Who sat in suspected buffers more often than their seats explain, with the probability that this is by chance."""
+    return feed.history.suspicion(over=feed.run().state in OVER)
 
 
 @router.get("/runs/{name}/attendance")

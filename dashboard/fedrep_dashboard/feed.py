@@ -163,6 +163,7 @@ class RunFeed:
         self.summary = answer.summary
         self.history.coordinates = answer.manifest.manifest.coordinates
         self.history.dense = answer.dense_bytes_per_silo_round
+        self.history.reshuffle_every = answer.manifest.manifest.reshuffle_every
 
     def _take(self, message: observer_pb2.WatchRunResponse) -> None:
         self._unsettled = AMEND_TIMES

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 import sys
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from itertools import pairwise
 
+from fedrep import suspicion
 from fedrep.communication import paper_bits
 from fedrep.wire.v1 import federation_pb2, observer_pb2
 from fedrep_dashboard import schema
 from fedrep_dashboard.view import optional
+from fedrep_runtime.observed_rounds import seated
 
 UNTHINNED_TAIL = 20  # the phase chart shows the latest rounds one by one
-SUSPECT_FACTOR = 2.0
-FEWEST_TO_JUDGE = 3
 # Worst last: a cell that stands for several rounds shows the worst of them.
 ATTENDANCE = ("absent", "on_time", "abstained", "sitting_out", "excluded", "late", "dropped")
 BUFFER_MARKS = ("used", "suspected", "discarded")
@@ -24,16 +23,19 @@ Marks = dict[int, tuple[str, float | None]]  # by buffer number: mark, and dista
 
 
 class History:
-    """Rounds in ascending order. `coordinates` is the paper's K, `dense` the bytes of one silo's dense round."""
+    """Rounds in ascending order. `coordinates` is the paper's K, `dense` the bytes of one silo's dense round, and an epoch has
+    `reshuffle_every` rounds."""
 
     def __init__(self) -> None:
         self.coordinates = 0
         self.dense = 0
+        self.reshuffle_every = 1
         self._numbers: list[int] = []
         self._rounds: list[observer_pb2.Round] = []
         self._rows: list[schema.RoundRow] = []  # valid up to its length; cut when an earlier round changes
         self._statuses: list[dict[str, str]] = []  # by silo
         self._marks: list[Marks] = []
+        self._standings: dict[bool, list[suspicion.Standing]] = {}  # by whether the run is over
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -48,6 +50,7 @@ class History:
         self._rows.clear()
         self._statuses.clear()
         self._marks.clear()
+        self._standings.clear()
 
     def put(self, item: observer_pb2.Round) -> bool:
         """Add a round, or replace it: reports may arrive after a round has ended. False if nothing changed."""
@@ -55,6 +58,8 @@ class History:
         same = int(at < len(self._numbers) and self._numbers[at] == item.round)
         if same and self._rounds[at] == item:
             return False
+        if not same or self._marks[at] != marks_of(item):
+            self._standings.clear()
         self._numbers[at : at + same] = [item.round]
         self._rounds[at : at + same] = [item]
         self._statuses[at : at + same] = [{s.silo: sys.intern(s.status) for s in item.silos}]
@@ -78,7 +83,8 @@ class History:
         row = self.row(number)
         if row is None:
             return None
-        item = self._rounds[bisect_left(self._numbers, number)]
+        at = bisect_left(self._numbers, number)
+        item = self._rounds[at]
         silos = [
             schema.SiloInRound(
                 silo=s.silo,
@@ -90,7 +96,13 @@ class History:
             )
             for s in item.silos
         ]
-        return schema.RoundDetail(row=row, buffers=buffers_of(item), silos=silos)
+        return schema.RoundDetail(
+            row=row,
+            buffers=buffers_of(item),
+            silos=silos,
+            previous=self._numbers[at - 1] if at else None,
+            following=self._numbers[at + 1] if at + 1 < len(self) else None,
+        )
 
     def thinned(self, points: int, from_round: int = 0) -> list[schema.RoundRow]:
         """At most about `points` rows: of each group the last, and those with extreme accuracy, loss and bytes."""
@@ -119,7 +131,19 @@ class History:
         mine = [[[self._marks[i][n] for i in span if n in self._marks[i]] for span in spans] for n in numbers]
         cells = [[worst(BUFFER_MARKS, {mark for mark, _ in found}) for found in row] for row in mine]
         values = [[max((d for _, d in found if d is not None), default=None) for found in row] for row in mine]
-        return self._map([f"buffer {number}" for number in numbers], spans, cells, values)
+        found = self._map([f"buffer {number}" for number in numbers], spans, cells, values)
+        return found.model_copy(update={"details": [[self._worst_seat(n, span) for span in spans] for n in numbers]})
+
+    def _worst_seat(self, number: int, span: range) -> schema.SeatDetail | None:
+        """Of a buffer in a group of rounds the round that its cell shows: the worst, and of these the one farthest away."""
+        there = [i for i in span if number in self._marks[i]]
+        if not there:
+            return None
+        at = max(there, key=lambda i: (BUFFER_MARKS.index(self._marks[i][number][0]), self._marks[i][number][1] or 0.0))
+        buffer = next(b for b in self._rounds[at].buffers if b.number == number)
+        return schema.SeatDetail(
+            round=self._numbers[at], members=list(buffer.members), weight=optional(buffer, "weight"), why=buffer.discarded
+        )
 
     def _spans(self, columns: int, last: int | None) -> list[range]:
         start = 0 if last is None else max(0, len(self) - last)
@@ -134,6 +158,18 @@ class History:
             last_round=[self._numbers[span[-1]] for span in spans],
             cells=cells,
             values=values or [],
+        )
+
+    def suspicion(self, over: bool) -> schema.Suspicion:
+        """Who sat in suspected buffers, and whether the seats explain it; reckoned once for a given history."""
+        if over not in self._standings:
+            self._standings[over] = suspicion.standings((seated(item) for item in self._rounds), self.reshuffle_every, over)
+        found = self._standings[over]
+        return schema.Suspicion(
+            sentence=suspicion.sentence(found),
+            caution=suspicion.CAUTION,
+            suspected=sum(mark == "suspected" for marks in self._marks for mark, _ in marks.values()),
+            silos=[schema.Standing(**asdict(one), stands_out=one.stands_out) for one in found],
         )
 
     def raw(self) -> Iterator[tuple[observer_pb2.Round, Marks]]:
@@ -191,15 +227,13 @@ class History:
 
 def marks_of(item: observer_pb2.Round) -> Marks:
     """What the heat map shows of each buffer: a mark, and the distance of its mean from the update."""
-    distances = {b.number: optional(b, "distance") for b in item.buffers if b.opened and not b.discarded}
-    judged = [distance for distance in distances.values() if distance is not None]
-    limit = SUSPECT_FACTOR * statistics.median_low(judged) if len(judged) >= FEWEST_TO_JUDGE else math.inf
-    found = {}
-    for b in item.buffers:
-        distance = distances.get(b.number)
-        mark = "discarded" if b.number not in distances else "suspected" if (distance or 0.0) > limit else "used"
-        found[b.number] = (mark, distance)
-    return found
+    distances = {seat.number: seat.distance for seat in seated(item).seats}
+    far = suspicion.far_away(distances)
+    return {b.number: (_mark(b, b.number in far), distances[b.number]) for b in item.buffers}
+
+
+def _mark(buffer: observer_pb2.BufferRound, far: bool) -> str:
+    return "discarded" if buffer.discarded or not buffer.opened else "suspected" if far else "used"
 
 
 def buffers_of(item: observer_pb2.Round) -> list[schema.Buffer]:

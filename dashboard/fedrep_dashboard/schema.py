@@ -144,6 +144,14 @@ class Records(Shape):
     delta_at_most: float | None
 
 
+class TrafficTold(Shape):
+    """Of finished rounds, all silos together, up and down."""
+
+    sent: int = Field(description="What was sent, with keys, shares and signatures.")
+    dense: int = Field(description="What dense float32 vectors of the silos that proposed would have taken.")
+    sentence: str = Field(description="How much less or more than dense, and why if more.")
+
+
 class RunDetail(Shape):
     run: Run
     phase: str
@@ -154,6 +162,7 @@ class RunDetail(Shape):
     models: list[Model]
     epsilon: Epsilon
     records: Records
+    traffic: TrafficTold
     dense_bytes_per_silo_round: int
     signed_by: str
 
@@ -232,6 +241,17 @@ class RoundDetail(Shape):
     row: RoundRow
     buffers: list[Buffer]
     silos: list[SiloInRound]
+    previous: int | None = Field(default=None, description="The finished round before this one.")
+    following: int | None = Field(default=None, description="The finished round after this one.")
+
+
+class SeatDetail(Shape):
+    """Who sat in a buffer, in the round that a cell shows."""
+
+    round: int
+    members: list[str]
+    weight: float | None = Field(description="What the rule gave it, in [0, 1]; null where the rule gives no weights.")
+    why: str = Field(default="", description="Why it was discarded, if it was.")
 
 
 class HeatMap(Shape):
@@ -242,6 +262,25 @@ class HeatMap(Shape):
     last_round: list[int]
     cells: list[list[str]] = Field(description="One list per row, one word per column; empty where the row had no part.")
     values: list[list[float | None]] = Field(default=[], description="Distances, for buffers.")
+    details: list[list[SeatDetail | None]] = Field(default=[], description="Members and weights, for buffers.")
+
+
+class Standing(Shape):
+    silo: str
+    suspected: int = Field(description="Suspected buffers that it sat in.")
+    judged: int = Field(description="Buffers that it sat in and that could be judged.")
+    ratio: float = Field(description="log10 of the likelihood that it brings suspicion about, against that seats explain it.")
+    chance: float = Field(description="Largest probability that any silo of a federation without a bad one ever gets there.")
+    stands_out: bool
+
+
+class Suspicion(Shape):
+    """Who sat in suspected buffers more often than seats that change explain. A buffer is not a silo."""
+
+    sentence: str
+    caution: str
+    suspected: int = Field(description="Suspected buffers of the run.")
+    silos: list[Standing] = Field(description="The most suspicious first.")
 
 
 class EventRow(Shape):

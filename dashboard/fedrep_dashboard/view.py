@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 from fedrep import privacy, record_privacy
+from fedrep.communication import AgainstDense
 from fedrep.wire.v1 import federation_pb2, observer_pb2
 from fedrep_dashboard import schema
 
@@ -172,9 +173,17 @@ def detail_of(
             epsilon_at_most=optional(answer.manifest.manifest, "record_epsilon_at_most"),
             delta_at_most=optional(answer.manifest.manifest, "delta_at_most"),
         ),
+        traffic=traffic_of(last_row),
         dense_bytes_per_silo_round=answer.dense_bytes_per_silo_round,
         signed_by=answer.manifest.admin,
     )
+
+
+def traffic_of(last: schema.RoundRow | None) -> schema.TrafficTold:
+    if last is None:
+        return schema.TrafficTold(sent=0, dense=0, sentence="")
+    told = AgainstDense(last.bytes_total, last.dense_total, last.paper_total)
+    return schema.TrafficTold(sent=told.sent, dense=told.dense, sentence=told.sentence)
 
 
 def optional(message: Any, field: str) -> float | None:

@@ -232,6 +232,8 @@ def test_a_small_demo_ends_by_itself_and_prints_one_object(tmp_path: Path) -> No
     wanted = {"final_accuracy", "rounds_applied", "rounds_skipped", "bytes_up", "bytes_down", "epsilon_total", "dashboard_url"}
     assert wanted <= result.keys()
     assert result["rounds_applied"] + result["rounds_skipped"] == 3
+    assert result["traffic"]["sent"] <= result["bytes_up"] + result["bytes_down"]
+    assert f"{result['traffic']['dense'] / result['traffic']['sent']:.1f}x less than dense" == result["traffic"]["sentence"]
     other = result["comparison"]
     assert (other["run"], other["aggregator"]) == ("demo-mean", "mean")
     assert other["rounds_applied"] + other["rounds_skipped"] == 3

@@ -56,6 +56,12 @@ def test_a_run_from_its_file_to_its_exported_model(server: LiveServer, fedrep: F
         play_round(silos, wait_for_round(server, "commands", after=number - 1), STEP)
     code, shown, _ = fedrep("show", "commands", who="viewer")
     assert (code, shown["summary"]["rounds_applied"], len(shown["silos"])) == (0, 2, 4)
+    traffic = shown["traffic"]
+    assert traffic["dense"] == 2 * 4 * 8 * PARAMETERS, "two rounds, four silos, float32 up and down"
+    more = f"{traffic['sent'] / traffic['dense']:.1f}x more than dense: too small a model for the fixed costs"
+    assert traffic["sentence"].startswith(more)
+    assert more in " ".join(fedrep("show", "commands", as_json=False)[1].split())
+    assert shown["suspicion"]["silos"] == [], "two buffers are too few to compare"
     assert fedrep("pause", "commands", "--reason", "look")[1]["state"] == "paused"
     assert fedrep("resume", "commands")[1]["state"] == "running"
     assert fedrep("exclude", "commands", "silo-d")[1]["state"] == "excluded"

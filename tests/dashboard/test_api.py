@@ -21,7 +21,7 @@ from fedrep.wire.v1 import observer_pb2 as pb
 from fedrep_dashboard import view
 from fedrep_dashboard.history import History
 from fedrep_identity.names import Role
-from tests.harness.dashboard_server import MODEL, PARAMETERS, VECTOR, ScriptedServer, scripted_run
+from tests.harness.dashboard_server import ATTACKERS, MODEL, PARAMETERS, VECTOR, ScriptedServer, scripted_run
 from tests.harness.dashboard_site import ADMIN, VIEWER, as_admin, insecure, serving, settings_for
 
 DRY = {"created": False, "hash": "", "problems": []}
@@ -112,6 +112,42 @@ def test_buffers_far_from_the_update_are_suspected_and_unopened_ones_discarded(c
     assert [b["number"] for b in buffers if b["mark"] == "discarded"] == [1]
     attacked = {b["number"] for b in buffers if {"silo-03", "silo-08"} & set(b["members"])} - {1}
     assert {b["number"] for b in buffers if b["mark"] == "suspected"} == attacked
+
+
+def test_the_attackers_stand_out_by_name_with_what_they_sat_in_and_the_others_do_not(
+    client: httpx.Client, server: ScriptedServer
+) -> None:
+    told = client.get("/runs/digits/suspicion").json()
+    assert {one["silo"] for one in told["silos"] if one["stands_out"]} == set(ATTACKERS)
+    rounds = [client.get(f"/runs/digits/rounds/{number}").json() for number in range(1, len(server.runs["digits"].rounds) + 1)]
+    sat = {
+        one["silo"]: [b["mark"] for r in rounds for b in r["buffers"] if one["silo"] in b["members"] and b["mark"] != "discarded"]
+        for one in told["silos"]
+    }
+    for one in told["silos"]:
+        assert (one["suspected"], one["judged"]) == (sat[one["silo"]].count("suspected"), len(sat[one["silo"]]))
+    assert told["suspected"] == sum(b["mark"] == "suspected" for r in rounds for b in r["buffers"])
+    assert all(name in told["sentence"] for name in ATTACKERS)
+    assert told["caution"].startswith("A buffer is not a silo")
+    assert client.get("/runs/empty/suspicion").json()["silos"] == []
+
+
+def test_a_cell_of_the_buffers_names_its_members_and_the_weight_of_the_round_that_it_shows(client: httpx.Client) -> None:
+    grouped = client.get("/runs/digits/buffers", params={"columns": 10}).json()
+    for r, row in enumerate(grouped["details"]):
+        for c, cell in enumerate(row):
+            if cell is None:
+                assert grouped["cells"][r][c] == ""
+                continue
+            shown = client.get(f"/runs/digits/rounds/{cell['round']}").json()["buffers"][r]
+            assert (cell["members"], cell["weight"], grouped["cells"][r][c]) == (shown["members"], shown["weight"], shown["mark"])
+            assert grouped["first_round"][c] <= cell["round"] <= grouped["last_round"][c]
+
+
+def test_a_round_knows_its_neighbours(client: httpx.Client) -> None:
+    neighbours = [(r["previous"], r["following"]) for r in (client.get(f"/runs/digits/rounds/{n}").json() for n in (1, 20, 46))]
+    assert neighbours[:2] == [(None, 2), (19, 21)]
+    assert neighbours[2][0] == 45
 
 
 def test_heat_maps_have_one_column_per_round_until_they_must_group(client: httpx.Client) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from fedrep.buffers import sizes
 from fedrep.coding import encode_coordinates
-from fedrep.communication import Exchange, RoundTraffic, bits_per_round, coordinate_bits, dense_bits, paper_bits
+from fedrep.communication import AgainstDense, Exchange, RoundTraffic, bits_per_round, coordinate_bits, dense_bits, paper_bits
 from fedrep.errors import InvalidInputError
 from fedrep.wire.v1 import federation_pb2 as pb
 
@@ -127,3 +127,17 @@ def test_protection_is_the_size_of_the_real_messages(m: int, s: int) -> None:
     for (name, direction), message in messages.items():
         counted = getattr(call(traffic, name), f"protection_{direction}") / 8
         assert abs(counted - message.ByteSize()) <= 0.01 * message.ByteSize() + 8, (name, direction)
+
+
+@pytest.mark.parametrize(
+    ("sent", "dense", "paper", "told"),
+    [
+        (100, 590, 50.0, "5.9x less than dense"),
+        (184, 100, 50.0, "1.8x more than dense: too small a model for the fixed costs (keys, shares, signatures)"),
+        (184, 100, 150.0, "1.8x more than dense: too many coordinates (K) for this model"),
+        (101, 100, 50.0, "as much as dense"),
+        (0, 0, 0.0, ""),
+    ],
+)
+def test_the_traffic_is_said_to_be_less_or_more_than_dense_as_it_is(sent: int, dense: int, paper: float, told: str) -> None:
+    assert AgainstDense(sent, dense, paper).sentence == told

@@ -89,7 +89,9 @@ def _summary(result: Any) -> str:
     lines = [
         f"Accuracy {result['final_accuracy']:.3f} (all data in one place: {result['central_accuracy']:.3f}) "
         f"after {result['rounds_applied']} applied and {result['rounds_skipped']} skipped rounds.",
-        f"Traffic of all silos: {result['bytes_up'] / 1e6:.2f} MB up, {result['bytes_down'] / 1e6:.2f} MB down.",
+        f"Traffic of all silos: {result['bytes_up'] / 1e6:.2f} MB up, {result['bytes_down'] / 1e6:.2f} MB down. "
+        f"The rounds' {result['traffic']['sent'] / 1e6:.2f} MB are {result['traffic']['sentence']}.",
+        f"Suspected buffers: {result['suspicion']['sentence']}",
         f"Epsilon of the proposals: {text(result['epsilon_total'])} in all. It covers {result['epsilon_covers']}.",
     ]
     if result.get("record_budget") is not None:

@@ -27,6 +27,7 @@ from fedrep_cli.demo_view import DemoView
 from fedrep_cli.epsilon import number_or_none
 from fedrep_cli.plan import slack
 from fedrep_cli.processes import Processes, free_ports, orderly_end
+from fedrep_cli.run_view import reckoned
 from fedrep_identity import enrolment_client
 from fedrep_identity.authority import REGISTER_FILE, CertificateAuthority
 from fedrep_identity.certificates import Credentials
@@ -253,7 +254,8 @@ class _Demo:
             self._start_silo(run, self._names.index(victim))
 
     def _result(self, run: str) -> dict[str, Any]:
-        summary = self._client.call("GetRun", pb.GetRunRequest(name=run)).summary
+        answer = self._client.call("GetRun", pb.GetRunRequest(name=run))
+        summary = answer.summary
         epsilon = summary.epsilon_total if summary.HasField("epsilon_total") else None
         return {
             "run": run,
@@ -266,6 +268,7 @@ class _Demo:
             "bytes_down": summary.bytes_down,
             "epsilon_total": number_or_none(epsilon),
             "epsilon_covers": COVERS,
+            **reckoned(answer, self._client.rounds(run)),
             **self._record_costs(run),
         }
 

@@ -24,6 +24,8 @@ from fedrep.wire.v1 import observer_pb2 as pb
 from fedrep_cli import model_files, plan
 from fedrep_cli.model_files import Form
 from fedrep_cli.output import JSON_HELP, complain, emit
+from fedrep_cli.run_view import lines as reckoned_lines
+from fedrep_cli.run_view import reckoned
 from fedrep_cli.settings_file import commented_toml, write_new
 from fedrep_identity.certificates import Credentials
 from fedrep_runtime.observer_client import ObserverClient
@@ -129,10 +131,11 @@ def list_runs(server: Server = LOCAL, identity: Identity = FOLDER, as_json: Json
 
 @app.command()
 def show(name: Name, server: Server = LOCAL, identity: Identity = FOLDER, as_json: Json = False) -> None:
-    """One run: state, silos, kept models."""
+    """One run: state, silos, kept models, and which silos stand out."""
     with connected(server, identity) as (client, _):
-        run = _plain(client.call("GetRun", pb.GetRunRequest(name=name)))
-    emit(run, as_json, _run_table)
+        run = client.call("GetRun", pb.GetRunRequest(name=name))
+        rounds = client.rounds(name)
+    emit(_plain(run) | reckoned(run, rounds), as_json, _run_table)
 
 
 @app.command()
@@ -369,7 +372,7 @@ def _run_table(run: Any) -> Any:
     figures = ", ".join(f"{name} {value:.4f}" for name, value in run["summary"].get("metrics", {}).items())
     lines = [*([f"Latest figures of the evaluator: {figures}"] if figures else []), f"Kept models: {kept}"]
     covers = Text(f"epsilon covers {COVERS}.\nrecord epsilon, as each silo says, covers {RECORD_COVERS}.")
-    return Group(_runs_table({"runs": [run["summary"]]}), silos, covers, *lines)
+    return Group(_runs_table({"runs": [run["summary"]]}), silos, covers, *lines, *map(Text, reckoned_lines(run)))
 
 
 def _record_epsilon(silo: Any) -> str:

@@ -46,6 +46,16 @@ class ObserverClient:
         response: pb.CreateRunResponse = _translated(lambda: self.stub.CreateRun(parts, timeout=10 * CALL_SECONDS))
         return response
 
+    def rounds(self, run: str) -> list[pb.Round]:
+        """All that have ended, page by page."""
+        found: list[pb.Round] = []
+        following = 1
+        while following:
+            answer = self.call("ListRounds", pb.ListRoundsRequest(name=run, from_round=following))
+            found += answer.rounds
+            following = answer.next_round
+        return found
+
     def watch(self, run: str, after: int = 0) -> Iterator[pb.WatchRunResponse]:
         stream = self.stub.WatchRun(pb.WatchRunRequest(name=run, after=after))
         while True:
