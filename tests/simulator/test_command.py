@@ -17,10 +17,10 @@ from rich.console import Console
 
 from fedrep_cli.main import main
 from fedrep_cli.simulate_view import SimulationView, picture
+from fedrep_runtime.model_files import read_model
 from fedrep_runtime.run_config import RunConfig
 from fedrep_simulator.api import Listeners, run_simulation
 from fedrep_simulator.terms import Wishes
-from fedrep_trainers.layout import read_model
 from fedrep_trainers.settings import TrainerSettings
 from tests.simulator.problem import RUN as PROBLEM
 from tests.simulator.problem import build

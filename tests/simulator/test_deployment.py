@@ -16,11 +16,11 @@ import pytest
 
 from fedrep_cli.main import CANNOT_CONNECT, main
 from fedrep_cli.processes import free_ports
+from fedrep_runtime.model_files import read_model
 from fedrep_runtime.run_config import RunConfig
 from fedrep_simulator.api import build_trainer_of, run_simulation
 from fedrep_simulator.deployment import commands
 from fedrep_simulator.terms import Wishes
-from fedrep_trainers.layout import read_model
 from fedrep_trainers.settings import TrainerSettings
 
 ROOT = Path(__file__).parents[2]

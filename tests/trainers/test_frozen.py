@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedrep_trainers.layout import ModelLayout, read_model, write_model
+from fedrep_runtime.model_files import read_model
+from fedrep_trainers.layout import ModelLayout, write_model
 from fedrep_trainers.settings import TrainerSettings
 from fedrep_trainers.torch_trainer import TorchTrainer
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from fedrep.errors import DecodeError, InvalidInputError, NonFiniteError
-from fedrep_trainers.layout import ModelLayout, read_model, write_model
+from fedrep_runtime.model_files import read_flat_vector, read_model
+from fedrep_trainers.layout import ModelLayout, write_model
 
 LAYOUT = ModelLayout.of([("b.weight", (2, 3)), ("a.bias", (2,)), ("scale", ())])
 
@@ -109,7 +110,28 @@ def test_model_files_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
             read_model(tmp_path / "order")
 
 
+def test_a_flat_vector_is_read_from_npy_and_anything_else_is_refused_in_words(tmp_path: Path) -> None:
+    vector = np.arange(5, dtype=np.float32)
+    np.save(tmp_path / "good.npy", vector)
+    assert np.array_equal(read_flat_vector(tmp_path / "good.npy", "good.npy"), vector)
+    for array, words in (
+        (vector.astype(np.float64), "holds float64 of shape"),
+        (vector.reshape(5, 1), r"shape \[5, 1\]; a .npy model is one flat"),
+        (np.array([1.0, np.inf], np.float32), "not finite at position 1"),
+        (np.array([{}], object), "mine.npy is not a .npy file of numbers"),
+    ):
+        np.save(tmp_path / "bad.npy", array, allow_pickle=True)
+        with pytest.raises(InvalidInputError, match=words):
+            read_flat_vector(tmp_path / "bad.npy", "mine.npy")
+    np.savez(tmp_path / "archive.npz", vector)
+    with pytest.raises(InvalidInputError, match="an archive"):
+        read_flat_vector(tmp_path / "archive.npz", "mine.npy")
+    (tmp_path / "junk.npy").write_bytes(b"junk")
+    with pytest.raises(DecodeError, match=r"mine\.npy"):
+        read_flat_vector(tmp_path / "junk.npy", "mine.npy")
+
+
 def test_layout_settings_and_protocol_import_no_torch() -> None:
-    modules = "fedrep_trainers.layout, fedrep_trainers.trainer, fedrep_trainers.contract"
+    modules = "fedrep_runtime.model_files, fedrep_trainers.layout, fedrep_trainers.trainer, fedrep_trainers.contract"
     code = f"import sys, {modules}, fedrep_trainers.settings; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -12,7 +12,8 @@ from safetensors import safe_open
 
 from fedrep.errors import SettingsError
 from fedrep.protocol.model_state import model_hash
-from fedrep_trainers.layout import ModelLayout, Vector, layout_metadata, read_model, write_tensors
+from fedrep_runtime.model_files import read_model
+from fedrep_trainers.layout import ModelLayout, Vector, layout_metadata, write_tensors
 from fedrep_trainers.trainer import ModelExporter, Trainer
 
 if TYPE_CHECKING:

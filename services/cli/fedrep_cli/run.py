@@ -28,12 +28,12 @@ from fedrep_cli.run_view import lines as reckoned_lines
 from fedrep_cli.run_view import reckoned
 from fedrep_cli.settings_file import commented_toml, write_new
 from fedrep_identity.certificates import Credentials
+from fedrep_runtime.model_files import read_model
 from fedrep_runtime.observer_client import ObserverClient
 from fedrep_runtime.proxy import take_capitals
 from fedrep_runtime.run_config import RunConfig, sign_run
 from fedrep_runtime.run_orders import amend_request, rollback_request
 from fedrep_runtime.settings import load_settings
-from fedrep_trainers.layout import read_model
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
