@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path as FolderPath
 from typing import Annotated
 
 import structlog
@@ -10,6 +11,7 @@ from fastapi import APIRouter, Depends, Path, Request
 from fedrep_dashboard import schema, view
 from fedrep_dashboard.api import PROBLEMS, AllFeeds, RunName, principal
 from fedrep_dashboard.auth import Gate, NotAllowedError, Principal
+from fedrep_identity.certificates import Credentials
 
 log = structlog.get_logger()
 
@@ -28,6 +30,20 @@ def admin(request: Request) -> Principal:
 
 
 Admin = Annotated[Principal, Depends(admin)]
+
+
+def signing(request: Request, _who: Admin) -> Credentials:
+    """The dashboard's own key, for what silos take on an admin's signature only; read anew, since certificates are renewed."""
+    known: Credentials | None = request.app.state.connection.credentials
+    folder: FolderPath | None = request.app.state.settings.credentials
+    if known is None:
+        raise NotAllowedError(
+            "This dashboard has no admin key to sign with. On the command line, fedrep run create, amend and rollback do it."
+        )
+    return Credentials.load(folder) if folder is not None else known
+
+
+Signing = Annotated[Credentials, Depends(signing)]
 SiloName = Annotated[str, Path(pattern=schema.NAME)]
 router = APIRouter(prefix="/api/v1", tags=["actions"], responses=PROBLEMS)
 

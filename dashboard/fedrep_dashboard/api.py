@@ -33,6 +33,7 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
     403: {"model": schema.Problem, "description": "The signed-in role may not do this, or the CSRF token is missing."},
     404: {"model": schema.Problem, "description": "There is no such run, round or silo."},
     409: {"model": schema.Problem, "description": "The run is not in a state that allows this."},
+    413: {"model": schema.Problem, "description": "The model file is larger than this dashboard takes."},
     422: {"model": schema.Problem, "description": "A parameter is out of its range."},
     502: {"model": schema.Problem, "description": "The federation server answered with an error."},
     503: {"model": schema.Problem, "description": "The federation server cannot be reached."},
@@ -99,13 +100,15 @@ def describe(found: Principal, connection: Connection) -> schema.Session:
         note = "You are signed in as a viewer. Sign in with the admin token to steer runs."
     elif not connection.may_act:
         note = "This dashboard's own certificate has the role viewer, so it cannot steer runs. Give it one of role admin."
+    own = connection.credentials if may_act else None
     return schema.Session(
         signed_in=True,
         user=found.user,
         role=found.role,
         csrf=found.csrf,
         may_act=may_act,
-        may_create=may_act and connection.credentials is not None,
+        may_create=own is not None,
+        signer=schema.Signer(name=own.identity.name, fingerprint=own.fingerprint.hex()) if own is not None else None,
         note=note,
     )
 

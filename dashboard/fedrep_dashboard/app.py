@@ -17,7 +17,7 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.routing import compile_path
 
 from fedrep.errors import FedrepError
-from fedrep_dashboard import actions, api, creation, schema
+from fedrep_dashboard import actions, api, creation, orders, schema, uploads
 from fedrep_dashboard.auth import Gate
 from fedrep_dashboard.connection import Connection, connection_from
 from fedrep_dashboard.feed import Feeds
@@ -53,6 +53,7 @@ def create_app(settings: DashboardSettings, connection: Connection | None = None
             yield
         await feeds.close()
         await observer.close()
+        app.state.uploads.close()
 
     app = FastAPI(
         title="FedREP dashboard",
@@ -72,9 +73,12 @@ def create_app(settings: DashboardSettings, connection: Connection | None = None
     app.state.gate = Gate(settings)
     app.state.feeds = feeds
     app.state.metrics = Metrics(observer)
+    app.state.uploads = uploads.Uploads(settings.largest_model_mb)
     app.include_router(api.session_router)
     app.include_router(api.router)
     app.include_router(actions.router)
+    app.include_router(orders.router)
+    app.include_router(uploads.router)
     app.include_router(creation.router)
     _add_probes(app, observer)
     _add_errors(app)
@@ -108,7 +112,7 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(FedrepError)
     def refused(_request: Request, error: FedrepError) -> JSONResponse:
-        status = _HTTP.get(error.status, 500)
+        status = 413 if isinstance(error, uploads.TooLargeError) else _HTTP.get(error.status, 500)
         if isinstance(error, ServerRefusedError):
             # That the server does not accept the dashboard's certificate is not the visitor's fault.
             own_fault = error.code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)

@@ -18,6 +18,7 @@ import structlog
 from fedrep.errors import FedrepError
 from fedrep.wire.v1 import observer_pb2 as pb
 from fedrep.wire.v1 import observer_pb2_grpc
+from fedrep_runtime.status import reason_of
 
 T = TypeVar("T")
 
@@ -38,8 +39,8 @@ class ServerUnreachableError(FedrepError):
 class ServerRefusedError(FedrepError):
     """The federation server answered with an error; its text is shown as it came."""
 
-    def __init__(self, message: str, code: grpc.StatusCode) -> None:
-        super().__init__(message, reason=code.name)
+    def __init__(self, message: str, code: grpc.StatusCode, reason: str | None = None) -> None:
+        super().__init__(message, reason=reason or code.name)
         self.code = code
 
 
@@ -125,6 +126,14 @@ class Observer:
         answer: pb.ReadmitSiloResponse = await self._call(self._stub.ReadmitSilo, pb.ReadmitSiloRequest(name=name, silo=silo))
         return answer.silo
 
+    async def amend(self, request: pb.AmendRunRequest) -> pb.RunSummary:
+        answer: pb.AmendRunResponse = await self._call(self._stub.AmendRun, request)
+        return answer.summary
+
+    async def roll_back(self, request: pb.RollBackRunRequest) -> pb.RunSummary:
+        answer: pb.RollBackRunResponse = await self._call(self._stub.RollBackRun, request, seconds=60.0)
+        return answer.summary
+
     async def create(self, parts: Iterator[pb.CreateRunRequest]) -> pb.CreateRunResponse:
         return await self._call(self._stub.CreateRun, parts, seconds=60.0)
 
@@ -155,7 +164,8 @@ class Observer:
             self._mark(False)
             log.debug("call failed", code=code.name, problem=details)
             return self._unreachable()
-        return ServerRefusedError(details or f"The federation server answered {code.name} without a reason.", code)
+        text = details or f"The federation server answered {code.name} without a reason."
+        return ServerRefusedError(text, code, reason_of(error))
 
     def _unreachable(self) -> ServerUnreachableError:
         return ServerUnreachableError(

@@ -37,13 +37,19 @@ class Status(Shape):
     now: float
 
 
+class Signer(Shape):
+    name: str
+    fingerprint: str = Field(description="Of its key, in hex: what a silo's admins_file lists, if the silo has one.")
+
+
 class Session(Shape):
     signed_in: bool
     user: str = ""
     role: Literal["admin", "viewer", ""] = ""
     csrf: str = Field(default="", description="Send as X-CSRF-Token with every change, if signed in by cookie.")
     may_act: bool = Field(default=False, description="Whether this session may pause, resume, stop, exclude and readmit.")
-    may_create: bool = Field(default=False, description="Whether this session may create runs.")
+    may_create: bool = Field(default=False, description="Whether this session may create, amend and roll back runs.")
+    signer: Signer | None = Field(default=None, description="As whom the dashboard signs, for sessions that may create.")
     note: str = Field(default="", description="Why actions are not offered, for people.")
 
 

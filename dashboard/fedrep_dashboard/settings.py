@@ -53,6 +53,9 @@ class DashboardSettings(BaseModel):
     poll_seconds: float = Field(default=2.0, gt=0, le=60)
     heartbeat_seconds: float = Field(default=10.0, gt=0, le=60)
     chart_points: int = Field(default=600, ge=50, le=5000, description="Most rounds a chart is sent; longer runs are thinned.")
+    largest_model_mb: int = Field(
+        default=256, ge=1, description="Most megabytes of an uploaded model file; checking one takes three times that in memory."
+    )
     log_level: str = "INFO"
 
     @field_validator("admin_token", "viewer_token", "session_secret")

@@ -42,6 +42,8 @@ class LiveServer:
     """The server's event loop runs in a thread; `ask` runs a coroutine there."""
 
     def __init__(self, people: People, data: Path, **options: Any) -> None:
+        """With a `loop` that runs already the server lives there, and leaves it as it is."""
+        loop: asyncio.AbstractEventLoop | None = options.pop("loop", None)
         self.people = people
         given: dict[str, Any] = {
             "host": "127.0.0.1",
@@ -55,13 +57,15 @@ class LiveServer:
             "grace_seconds": 1.0,
         }
         self.settings = ServerSettings(**(given | options))
-        self.loop = asyncio.new_event_loop()
+        self._borrowed = loop is not None
+        self.loop = loop or asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._channels: dict[str, grpc.Channel] = {}
         self.running: RunningServer
 
     def __enter__(self) -> LiveServer:
-        self._thread.start()
+        if not self._borrowed:
+            self._thread.start()
         self.running = self.ask(start(self.settings))
         return self
 
@@ -69,6 +73,8 @@ class LiveServer:
         for channel in self._channels.values():
             channel.close()
         self.ask(self.running.stop())
+        if self._borrowed:
+            return
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
         self.loop.run_until_complete(self.loop.shutdown_asyncgens())

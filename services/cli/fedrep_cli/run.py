@@ -19,7 +19,6 @@ from fedrep.privacy import COVERS, shown
 from fedrep.protocol.advice import advise
 from fedrep.protocol.model_state import model_hash
 from fedrep.record_privacy import COVERS as RECORD_COVERS
-from fedrep.secagg.keys import SigningKey
 from fedrep.wire.v1 import observer_pb2 as pb
 from fedrep_cli import model_files, plan
 from fedrep_cli.model_files import Form
@@ -32,7 +31,7 @@ from fedrep_runtime.model_files import read_model
 from fedrep_runtime.observer_client import ObserverClient
 from fedrep_runtime.proxy import take_capitals
 from fedrep_runtime.run_config import RunConfig, sign_run
-from fedrep_runtime.run_orders import amend_request, rollback_request
+from fedrep_runtime.run_orders import ORDER_TRIES, OVERTAKEN, Signer, amend_request, rollback_request
 from fedrep_runtime.settings import load_settings
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
@@ -46,8 +45,6 @@ Reason = Annotated[str, typer.Option("--reason", help="Shown to everyone.")]
 LOCAL = "localhost:8550"
 AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)
 AWAY_SECONDS = 1.0
-ORDER_TRIES = 5
-OVERTAKEN = ("MODEL_MOVED", "EPOCH_MOVED", "BAD_AMENDMENT")
 FOLDER = Path("credentials")
 
 
@@ -236,9 +233,6 @@ def amend(
         identity,
         as_json,
     )
-
-
-Signer = tuple[str, bytes, SigningKey]
 
 
 def _order(method: str, request: Callable[[Any, Signer], Any], name: str, server: str, identity: Path, as_json: bool) -> None:

@@ -126,6 +126,41 @@ class RunConfig(Section):
             delta_at_most=self.delta_at_most,
         )
 
+    @classmethod
+    def of_run(cls, run: RunManifest, options: observer_pb2.RunOptions) -> RunConfig:
+        """The settings of a run that exists, for another one like it. What follows from the others is left open again."""
+        m, s, f = len(run.silos), run.buffer_size, run.byzantine
+        settings = json.loads(run.aggregator_settings) if run.aggregator_settings else {}
+        pre = settings.pop("pre", [])
+        limits = run.deadlines
+        return cls(
+            name=run.name,
+            silos=tuple(run.silos),
+            rounds=run.rounds,
+            fraction=run.coordinates / run.parameters,
+            alpha=run.alpha,
+            buffer_size=s,
+            reshuffle_every=run.reshuffle_every,
+            byzantine_count=f,
+            colluders=None if run.colluders == default_colluders(s) else run.colluders,
+            min_survivors=None if run.min_survivors == default_min_survivors(s, run.colluders) else run.min_survivors,
+            quorum=None if run.quorum == default_quorum(m, s, f) else run.quorum,
+            ring_bits=run.ring_bits,
+            downlink_bits=run.downlink_bits,
+            initial_range=run.initial_range,
+            smallest_range=run.smallest_range,
+            largest_range=run.largest_range,
+            drills=run.drills,
+            record_epsilon_at_most=run.record_epsilon_at_most,
+            delta_at_most=run.delta_at_most,
+            evaluation_interval=options.evaluation_interval or 1,
+            keep_models=options.keep_models or None,
+            best=options.best,
+            aggregator=AggregatorConfig(name=run.aggregator, settings=settings, pre=pre),
+            deadlines=DeadlineConfig(propose=limits.propose, submit=limits.submit, confirm=limits.confirm, reveal=limits.reveal),
+            stop=StopConfig(target_accuracy=options.target_accuracy, epsilon_budget=options.epsilon_budget),
+        )
+
     def _aggregator_settings(self) -> str:
         settings = dict(self.aggregator.settings)
         if self.aggregator.pre:

@@ -7,12 +7,25 @@ from collections.abc import Collection
 from fedrep.errors import NotFoundError, SettingsError
 from fedrep.protocol.advice import advise
 from fedrep.protocol.amendments import amended
-from fedrep.protocol.manifests import RunHash
+from fedrep.protocol.manifests import RunHash, RunManifest
 from fedrep.protocol.messages import SignedRollback, rollback_message
 from fedrep.secagg.keys import SigningKey
 from fedrep.wire import codec
 from fedrep.wire.v1 import observer_pb2 as pb
 from fedrep_runtime.run_config import sign_run
+
+Signer = tuple[str, bytes, SigningKey]
+
+# A round that ended meanwhile makes an order worthless; it is then signed again over the run as it stands, a few times.
+OVERTAKEN = ("MODEL_MOVED", "EPOCH_MOVED", "BAD_AMENDMENT")
+ORDER_TRIES = 5
+AMENDABLE = ("silos", "quorum")  # of what the preflight may propose to change
+
+
+def amended_manifest(run: pb.GetRunResponse, add: Collection[str], remove: Collection[str], quorum: int | None) -> RunManifest:
+    """Another list of silos for the next epoch; whether it can work is the preflight's business."""
+    before = codec.run_manifest_from_wire(run.manifest.manifest)
+    return amended(before, add, remove, max(run.summary.round, run.open_round), quorum)
 
 
 def amend_request(
@@ -20,12 +33,11 @@ def amend_request(
     add: Collection[str],
     remove: Collection[str],
     quorum: int | None,
-    signer: tuple[str, bytes, SigningKey],
+    signer: Signer,
 ) -> pb.AmendRunRequest:
     """Another list of silos for the next epoch, signed as (admin, certificate, key). All problems of it at once."""
-    before = codec.run_manifest_from_wire(run.manifest.manifest)
-    manifest = amended(before, add, remove, max(run.summary.round, run.open_round), quorum)
-    advice = advise(manifest, may_change=("silos", "quorum"))
+    manifest = amended_manifest(run, add, remove, quorum)
+    advice = advise(manifest, may_change=AMENDABLE)
     if advice.problems:
         raise SettingsError(f"the amended run cannot work: {advice.sentence}", reason="PREFLIGHT")
     return pb.AmendRunRequest(name=run.summary.name, manifest=codec.signed_run_to_wire(sign_run(manifest, *signer)))
