@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import structlog
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
 from fedrep.aggregators import AGGREGATORS
 from fedrep.errors import InvalidInputError
+from fedrep.protocol.advice import advise
 from fedrep.protocol.model_state import model_hash
-from fedrep.protocol.preflight import preflight
 from fedrep.wire import codec
 from fedrep_dashboard import schema
 from fedrep_dashboard.actions import Admin, Signing
 from fedrep_dashboard.api import PROBLEMS, AllFeeds, Feed, Viewer
+from fedrep_dashboard.planning import Plan, Preflight, plan_of, preflight_of
 from fedrep_dashboard.starting_models import ModelSource, starting_model
 from fedrep_runtime.observer_client import create_run_requests
 from fedrep_runtime.run_config import RunConfig, sign_run
@@ -32,6 +35,8 @@ class Created(schema.Shape):
     created: bool
     hash: str
     problems: list[str] = Field(description="What the preflight found; nothing is created unless this is empty.")
+    preflight: Preflight
+    plan: Plan
 
 
 class Choices(schema.Shape):
@@ -62,7 +67,8 @@ async def create_run(request: Request, body: NewRun, who: Admin, key: Signing, f
     """Check a run's settings, all problems at once, and create it if there are none."""
     start = await starting_model(body.model, feeds.observer, request.app.state.uploads)
     manifest = body.config.manifest(start.parameters, start.layout_hash, start.model_hash)
-    problems = preflight(manifest)
+    advice = await asyncio.to_thread(advise, manifest)  # looks for settings that would work, which takes a while
+    problems = advice.problems
     vector = None
     if not problems and not body.dry_run:
         vector = await start.fetch()
@@ -76,4 +82,10 @@ async def create_run(request: Request, body: NewRun, who: Admin, key: Signing, f
     created = not problems and not body.dry_run
     if created:
         log.info("run created", run=manifest.name, user=who.user)
-    return Created(created=created, hash=manifest.digest().hex(), problems=problems)
+    return Created(
+        created=created,
+        hash=manifest.digest().hex(),
+        problems=problems,
+        preflight=preflight_of(advice),
+        plan=plan_of(manifest),
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -50,7 +51,7 @@ async def amend_run(name: RunName, body: Amendment, who: Admin, key: Signing, fe
     """Change the list of silos from the next epoch on, or say what that would do."""
     run = await feeds.observer.run(name)
     planned = amended_manifest(run, body.add, body.remove, body.quorum)
-    advice = advise(planned, may_change=AMENDABLE)
+    advice = await asyncio.to_thread(advise, planned, may_change=AMENDABLE)
     done = not advice.problems and not body.dry_run
     if done:
         signed = await _ordered(

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
+from fedrep.communication import bits_per_round
+from fedrep.privacy import coordinate_epsilon
 from fedrep.protocol.manifests import run_manifest_message
 from fedrep.protocol.model_state import model_hash
 from fedrep.wire import codec
@@ -120,6 +122,33 @@ def test_a_flat_vector_takes_its_layout_from_a_run_and_is_refused_without_one(si
     assert "same layout" in client.post("/runs", json=body).json()["detail"]
     assert client.post("/runs", json=body | {"model": {"upload": "0" * 32}}).status_code == 404
     assert client.post("/runs", json=body | {"model": {"run": "named"}}).status_code == 422
+
+
+def test_a_rehearsal_answers_with_the_facts_one_conclusion_and_the_plan(site: SteeredSite, client: httpx.Client) -> None:
+    model = {"upload": uploaded(client, MODEL).json()["upload"]}
+    config = CONFIG | {"name": "planned", "rounds": 30, "record_epsilon_at_most": 2.0, "delta_at_most": 1e-5}
+    answer = client.post("/runs", json={"config": config, "model": model, "dry_run": True}).json()
+    assert answer["preflight"]["conclusion"] == "this run can be created"
+    assert next(fact["topic"] for fact in answer["preflight"]["facts"]) == "silos"
+    run = RunConfig.model_validate(config).manifest(PARAMETERS, bytes(32), bytes(32))
+    counted, plan = bits_per_round(PARAMETERS, run.coordinates, len(SILOS), 2, 16), answer["plan"]
+    assert plan["bytes"]["round_up"] == -(-4 * counted.up // 8)
+    assert plan["bytes"]["round_down"] == -(-4 * counted.down // 8)
+    assert plan["bytes"]["total_up"] == 30 * plan["bytes"]["round_up"]
+    assert plan["bytes"]["total_dense"] == 30 * 4 * 8 * PARAMETERS
+    assert plan["bytes"]["once"] == 4 * 4 * PARAMETERS
+    assert "too small a model" in plan["bytes"]["comparison"]
+    per_round = coordinate_epsilon(PARAMETERS, run.coordinates // 4, 0.5)
+    assert per_round is not None
+    assert (plan["coordinates"]["per_round"], plan["coordinates"]["total"]) == (per_round, 30 * per_round)
+    assert "too large to mean much" in plan["coordinates"]["meaning"]
+    assert (plan["records"]["epsilon_at_most"], plan["records"]["delta_at_most"]) == (2.0, 1e-5)
+    assert "by a factor of 7.4 at most" in plan["records"]["meaning"]
+    robust = config | {"byzantine_count": 1, "aggregator": {"name": "geometric_median"}}
+    refused = client.post("/runs", json={"config": robust, "model": model}).json()
+    assert (refused["created"], "you need 8 silos; you have 4" in refused["preflight"]["conclusion"]) == (False, True)
+    assert {"byzantine_count": 0} in [remedy["settings"] for remedy in refused["preflight"]["remedies"]]
+    assert "planned" not in [run.name for run in site.server.running.coordinator.store.runs()]
 
 
 def test_a_clone_has_every_setting_of_its_run(site: SteeredSite, client: httpx.Client) -> None:

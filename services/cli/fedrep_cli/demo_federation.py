@@ -19,13 +19,13 @@ import grpc
 from fedrep.errors import FedrepError, SettingsError
 from fedrep.privacy import COVERS
 from fedrep.protocol.model_state import model_hash
+from fedrep.protocol.plan import slack
 from fedrep.record_privacy import COVERS as RECORD_COVERS
 from fedrep.wire.v1 import observer_pb2 as pb
 from fedrep_cli.demo_drops import Drops
 from fedrep_cli.demo_settings import PRIVACY, DemoSettings, silo_name
 from fedrep_cli.demo_view import DemoView
 from fedrep_cli.epsilon import number_or_none
-from fedrep_cli.plan import slack
 from fedrep_cli.processes import Processes, free_ports, orderly_end
 from fedrep_cli.run_view import reckoned
 from fedrep_identity import enrolment_client
@@ -177,7 +177,7 @@ class _Demo:
 
     def _warn_of_drops(self, aggregator: str) -> None:
         manifest = self._settings.run_config("demo", aggregator).manifest(self._trainer.layout.size, bytes(32), bytes(32))
-        if manifest.byzantine and self._settings.drop_rate * self._settings.silos > slack(manifest)["lost_buffers"]:
+        if manifest.byzantine and self._settings.drop_rate * self._settings.silos > slack(manifest).lost_buffers:
             self._view.say(
                 f"Note: {manifest.byzantine} attackers and so many dropouts are more than {len(manifest.silos)} silos can stand; "
                 "expect the accuracy to suffer. Fewer attackers, more silos or a lower drop rate leave slack (`fedrep plan`)."

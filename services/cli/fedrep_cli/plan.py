@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from textwrap import wrap
 from typing import Annotated, Any
 
 import typer
 
-from fedrep import buffers, communication, privacy, theory
-from fedrep.errors import InvalidInputError
+from fedrep import buffers, privacy
+from fedrep.protocol import plan
 from fedrep.protocol.advice import advise
 from fedrep.protocol.manifests import RunManifest
 from fedrep.protocol.seats import largest_seat
-from fedrep.protocol.thresholds import buffers_needed, share_threshold
 from fedrep_cli import epsilon, plan_records
 from fedrep_cli.epsilon import text
 from fedrep_cli.output import JSON_HELP, emit
@@ -35,8 +35,8 @@ def _above_zero(share: float) -> float:
     return share
 
 
-@app.command()
-def plan(
+@app.command("plan")
+def plan_run(
     context: typer.Context,
     config: Annotated[
         Path | None, typer.Option("--config", help="A run file (see fedrep run init); beside it only --d and --records count.")
@@ -119,32 +119,28 @@ def show(run: RunManifest, as_json: bool, about_records: plan_records.RecordsAsk
 
 
 def assess(run: RunManifest) -> dict[str, Any]:
-    m = len(run.silos)
-    k = run.coordinates // m
     return {
         "d": run.parameters,
         "K": run.coordinates,
-        "k": k,
-        "silos": m,
+        "k": plan.per_silo(run),
+        "silos": len(run.silos),
         "byzantine": run.byzantine,
         "aggregator": run.aggregator,
         "quorum": run.quorum,
         "rounds": run.rounds,
-        "contraction": contraction(run, k),
+        "contraction": contraction(run),
         "buffers": buffer_sizes(run),
-        "slack": slack(run),
+        "slack": asdict(plan.slack(run)),
         "traffic": traffic(run),
-        "privacy": cost(run, k),
+        "privacy": cost(run),
         **advise(run).described(),
     }
 
 
-def contraction(run: RunManifest, k: int) -> dict[str, Any]:
-    """Proposition 2. None where it says nothing: too few coordinates, or no honest majority."""
-    m = len(run.silos)
-    if k < 1 or k > run.parameters or 2 * run.byzantine >= m:
+def contraction(run: RunManifest) -> dict[str, Any]:
+    d_cons = plan.contraction(run)
+    if d_cons is None:
         return {"d_cons": None, "memory": None, "sent_fraction": None}
-    d_cons = theory.consensus_dimension(run.parameters, k, m, run.alpha, run.byzantine / m)
     return {"d_cons": d_cons, "memory": run.parameters / d_cons, "sent_fraction": d_cons / run.parameters}
 
 
@@ -159,42 +155,39 @@ def buffer_sizes(run: RunManifest) -> dict[str, Any]:
     }
 
 
-def slack(run: RunManifest) -> dict[str, int]:
-    """How many may be missing, at each step, before a round is skipped or robustness rests on luck."""
-    m = len(run.silos)
-    count = buffers.number_of_buffers(m, run.buffer_size)
-    spare = count - 2 * run.byzantine - 1 if run.byzantine else count - buffers_needed(0)
-    return {
-        "absent_silos": max(0, m - run.quorum),
-        "silent_holders": m - share_threshold(m),
-        "dropouts_per_buffer": max(0, run.buffer_size - run.min_survivors),
-        "lost_buffers": max(0, spare),
-    }
-
-
 def traffic(run: RunManifest) -> dict[str, Any]:
-    m = len(run.silos)
-    try:
-        bits = communication.bits_per_round(
-            run.parameters, run.coordinates, m, run.buffer_size, run.ring_bits, downlink_bits=run.downlink_bits
-        )
-    except InvalidInputError:
+    found = plan.traffic(run)
+    if found is None:
         return {"bits_up": None, "bits_down": None, "bits_per_round": None, "against_paper": None, "against_dense": None}
     return {
-        "bits_up": bits.up,
-        "bits_down": bits.down,
-        "bits_per_round": bits.total,
-        "against_paper": bits.ratio_to_paper,
-        "against_dense": bits.ratio_to_dense,
+        "bits_up": found.bits_up,
+        "bits_down": found.bits_down,
+        "bits_per_round": found.bits,
+        "against_paper": found.bits / found.paper_bits,
+        "against_dense": found.bits / found.dense_bits,
+        "bytes_total": found.total_bytes(found.bits),
+        "dense_bytes_total": found.total_bytes(found.dense_bits),
+        "comparison": found.against_dense.sentence,
     }
 
 
-def cost(run: RunManifest, k: int) -> dict[str, Any]:
-    if not 1 <= k <= run.parameters:
-        return {"alpha": run.alpha, "epsilon_round": None, "epsilon_total": None, "meaningful": False}
-    found = epsilon.assess(run.parameters, k, run.alpha, run.rounds, privacy.TOO_LARGE_TO_MEAN_MUCH)
-    names = ("alpha", "epsilon_round", "epsilon_theorem2", "epsilon_total", "meaningful", "covers")
-    return {**{name: found[name] for name in names}, "alpha_for_meaningful_total": found["alpha_for_budget"]}
+def cost(run: RunManifest) -> dict[str, Any]:
+    found = plan.coordinate_privacy(run)
+    records = {"records_meaning": plan.record_meaning(run)}
+    if found is None:
+        return {"alpha": run.alpha, "epsilon_round": None, "epsilon_total": None, "meaningful": False, **records}
+    return {
+        "alpha": found.alpha,
+        "epsilon_round": epsilon.number_or_none(found.epsilon_round),
+        "epsilon_theorem2": epsilon.number_or_none(found.epsilon_theorem2),
+        "epsilon_total": epsilon.number_or_none(found.epsilon_total),
+        "meaningful": found.meaningful,
+        "meaning": found.meaning,
+        "remedy": found.remedy,
+        "covers": privacy.COVERS,
+        "alpha_for_meaningful_total": found.alpha_for_meaningful_total,
+        **records,
+    }
 
 
 def render(result: Mapping[str, Any]) -> str:
@@ -204,7 +197,7 @@ def render(result: Mapping[str, Any]) -> str:
         *contraction_lines(result["contraction"]),
         *buffer_lines(result["buffers"], result["slack"], result["byzantine"]),
         *traffic_lines(result["traffic"]),
-        *privacy_lines(result["privacy"], result["rounds"]),
+        *privacy_lines(result["privacy"]),
     ]
     if "records" in result:
         lines += plan_records.lines(result["records"], result["K"], result["d"])
@@ -242,22 +235,24 @@ def traffic_lines(traffic: Mapping[str, Any]) -> list[str]:
         f"{traffic['bits_down']:,} down)",
         f"{_INDENT}{traffic['against_paper']:.2f} of the paper's count, "
         f"{traffic['against_dense']:.4f} of dense float32 both ways",
+        *_wrapped(
+            f"{traffic['bytes_total']:,} bytes over the run, all silos together, {traffic['dense_bytes_total']:,} if dense: "
+            f"{traffic['comparison']}"
+        ),
     ]
 
 
-def privacy_lines(cost: Mapping[str, Any], rounds: int) -> list[str]:
+def privacy_lines(cost: Mapping[str, Any]) -> list[str]:
     if cost["epsilon_round"] is None:
         return ["privacy       cannot be counted: every silo must propose between 1 and d coordinates"]
-    limit = f"{privacy.TOO_LARGE_TO_MEAN_MUCH:g}"
-    lines = [
+    return [
         f"privacy       epsilon {text(cost['epsilon_round'])} per round, {text(cost['epsilon_total'])} in total "
-        f"(alpha = {cost['alpha']:g})"
+        f"(alpha = {cost['alpha']:g})",
+        *_wrapped(f"{cost['meaning']} {cost['remedy']}".strip()),
+        *_wrapped(f"It covers {cost['covers']}."),
+        *_wrapped(cost["records_meaning"]),
     ]
-    if cost["epsilon_round"] == "none":
-        lines.append(f"{_INDENT}there is no guarantee: proposals are the top-k sets themselves")
-    elif not cost["meaningful"]:
-        lines.append(f"{_INDENT}a total above {limit} is too large to mean much")
-    if not cost["meaningful"]:
-        lines.append(f"{_INDENT}{limit} over {rounds:,} rounds needs alpha >= {cost['alpha_for_meaningful_total']!r}")
-    covers = f"It covers {cost['covers']}."
-    return [*lines, *wrap(covers, width=118, initial_indent=_INDENT, subsequent_indent=_INDENT)]
+
+
+def _wrapped(sentence: str) -> list[str]:
+    return wrap(sentence, width=118, initial_indent=_INDENT, subsequent_indent=_INDENT)
