@@ -217,8 +217,10 @@ def roster(folder: Folder = Path("ca"), as_json: AsJson = False) -> None:
 def serve(
     config: Annotated[Path | None, typer.Option(help="TOML settings; FEDREP_CA__... in the environment wins.")] = None,
     folder: Annotated[Path | None, typer.Option(help="The authority's folder; wins over both.")] = None,
-    enrolment_port: Annotated[int | None, typer.Option(help="Likewise; 8551 unless told.", min=0, max=65535)] = None,
-    certificate_port: Annotated[int | None, typer.Option(help="Likewise; 8552 unless told.", min=0, max=65535)] = None,
+    enrolment_port: Annotated[
+        int | None, typer.Option(help="Likewise; otherwise the one told to `ca init`.", min=0, max=65535)
+    ] = None,
+    certificate_port: Annotated[int | None, typer.Option(help="Likewise.", min=0, max=65535)] = None,
     passphrase_file: PassphraseFile = None,
 ) -> None:
     """Sign invitations and renewals online. Run it on the consortium's machine, not on the federation server's."""

@@ -5,14 +5,15 @@ from __future__ import annotations
 import secrets
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from pydantic import SecretStr
 
 from fedrep_cli.output import JSON_HELP
-from fedrep_cli.settings_file import commented_toml, write_new
+from fedrep_cli.settings_file import commented_toml, existing, write_new
 from fedrep_dashboard.settings import DashboardSettings
+from fedrep_identity.folder import learned_server
 from fedrep_runtime.logging import configure_logging
 from fedrep_runtime.settings import load_settings
 
@@ -22,7 +23,10 @@ app = typer.Typer(add_completion=False)
 @app.callback(invoke_without_command=True)
 def dashboard(
     context: typer.Context,
-    config: Annotated[Path | None, typer.Option("--config", help="Settings, TOML; FEDREP_DASHBOARD__... wins over it.")] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", help="Settings, TOML; dashboard.toml if there is one. FEDREP_DASHBOARD__... wins over it."),
+    ] = None,
 ) -> None:
     """Serve the dashboard until Ctrl-C."""
     if context.invoked_subcommand is not None:
@@ -31,7 +35,7 @@ def dashboard(
 
     from fedrep_dashboard.app import create_app
 
-    settings, made = with_tokens(load_settings(DashboardSettings, config, "FEDREP_DASHBOARD"))
+    settings, made = with_tokens(read_settings(config))
     configure_logging("dashboard", level=settings.log_level)
     application = create_app(settings)
     scheme = "https" if settings.web_certificate else "http"
@@ -61,6 +65,17 @@ def init(
     """Write a settings file with every setting, its default and what it means."""
     text = commented_toml(DashboardSettings, "Settings of the FedREP dashboard. Every line shows the default.")
     write_new(path, text, f"enrol with a viewer's or an admin's invitation, then fedrep dashboard --config {path}", as_json)
+
+
+def read_settings(config: Path | None) -> DashboardSettings:
+    """The server is the one learned at enrolment, and the identity that `fedrep enroll` wrote here, unless they are set."""
+    settings = load_settings(DashboardSettings, config or existing("dashboard.toml"), "FEDREP_DASHBOARD")
+    found: dict[str, Any] = {}
+    if settings.credentials is None and Path("credentials").exists():
+        found["credentials"] = Path("credentials")
+    if "server" not in settings.model_fields_set:
+        found["server"] = learned_server(found.get("credentials", settings.credentials) or Path())
+    return settings.model_copy(update=found)
 
 
 def with_tokens(settings: DashboardSettings) -> tuple[DashboardSettings, dict[str, str]]:

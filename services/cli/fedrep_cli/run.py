@@ -25,8 +25,9 @@ from fedrep_cli.model_files import Form
 from fedrep_cli.output import JSON_HELP, complain, emit
 from fedrep_cli.run_view import lines as reckoned_lines
 from fedrep_cli.run_view import reckoned
-from fedrep_cli.settings_file import commented_toml, write_new
+from fedrep_cli.settings_file import commented_toml, existing, write_new
 from fedrep_identity.certificates import Credentials
+from fedrep_identity.folder import learned_server
 from fedrep_runtime.model_files import read_model
 from fedrep_runtime.observer_client import ObserverClient
 from fedrep_runtime.proxy import take_capitals
@@ -36,23 +37,25 @@ from fedrep_runtime.settings import load_settings
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
-Server = Annotated[str, typer.Option("--server", envvar="FEDREP_SERVER", help="host:port of the federation server.")]
+Server = Annotated[
+    str | None,
+    typer.Option("--server", envvar="FEDREP_SERVER", help="host:port, if not the one learned at enrolment."),
+]
 Identity = Annotated[Path, typer.Option("--identity", envvar="FEDREP_IDENTITY", help="Folder with your certificate.")]
 Json = Annotated[bool, typer.Option("--json", help=JSON_HELP)]
 Name = Annotated[str, typer.Argument(help="Name of the run.")]
 Reason = Annotated[str, typer.Option("--reason", help="Shown to everyone.")]
 
-LOCAL = "localhost:8550"
 AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)
 AWAY_SECONDS = 1.0
-FOLDER = Path("credentials")
+FOLDER, RUN_FILE, MODEL_FILE = Path("credentials"), Path("run.toml"), Path("init.safetensors")
 
 
 @contextmanager
-def connected(server: str, identity: Path) -> Iterator[tuple[ObserverClient, Credentials]]:
+def connected(server: str | None, identity: Path) -> Iterator[tuple[ObserverClient, Credentials]]:
     take_capitals()
     credentials = Credentials.load(identity)
-    client = ObserverClient(server, credentials.root, credentials.key_pair)
+    client = ObserverClient(server or learned_server(identity), credentials.root, credentials.key_pair)
     try:
         yield client, credentials
     except grpc.RpcError:
@@ -63,18 +66,21 @@ def connected(server: str, identity: Path) -> Iterator[tuple[ObserverClient, Cre
 
 
 @app.command()
-def init(path: Annotated[Path, typer.Argument(help="File to write.")] = Path("run.toml"), as_json: Json = False) -> None:
+def init(path: Annotated[Path, typer.Argument(help="File to write.")] = RUN_FILE, as_json: Json = False) -> None:
     """Write a run file with every setting, its default and what it means."""
     values = {"name": "first-run", "silos": ["hospital-a", "hospital-b", "hospital-c", "hospital-d"]}
     text = commented_toml(RunConfig, "A FedREP run. Every commented line shows the default.", values)
-    then = f"fedrep run model init.safetensors, then fedrep run create --config {path} --model init.safetensors"
+    then = f"fedrep run model, then fedrep run create --config {path}"
     write_new(path, text, then, as_json)
 
 
 @app.command("model")
 def initial_model(
-    target: Annotated[Path, typer.Argument(help="File to write, safetensors.")],
-    config: Annotated[Path | None, typer.Option("--config", help="Settings of a silo, whose [trainer] makes the model.")] = None,
+    target: Annotated[Path, typer.Argument(help="File to write, safetensors.")] = MODEL_FILE,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", help="Settings of a silo, whose [trainer] makes the model; client.toml if there is one."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Write the parameters a run starts from, as the silos' trainer makes them; the same settings give the same ones."""
@@ -82,7 +88,7 @@ def initial_model(
     from fedrep_silo.config import load_silo_settings
     from fedrep_trainers.layout import write_model
 
-    trainer = make_trainer(load_silo_settings(config))
+    trainer = make_trainer(load_silo_settings(config or existing("client.toml")))
     vector = trainer.initial()
     write_model(target, trainer.layout, vector)
     emit({"file": str(target), "parameters": vector.size}, as_json, lambda r: f"Wrote {r['file']}, {r['parameters']} parameters.")
@@ -90,9 +96,9 @@ def initial_model(
 
 @app.command()
 def create(
-    config: Annotated[Path, typer.Option("--config", help="The run, TOML (see fedrep run init).")],
-    model: Annotated[Path, typer.Option("--model", help="Initial parameters, safetensors.")],
-    server: Server = LOCAL,
+    config: Annotated[Path, typer.Option("--config", help="The run, TOML (see fedrep run init).")] = RUN_FILE,
+    model: Annotated[Path, typer.Option("--model", help="Initial parameters (see fedrep run model).")] = MODEL_FILE,
+    server: Server = None,
     identity: Identity = FOLDER,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check here and on the server; create nothing.")] = False,
     as_json: Json = False,
@@ -119,7 +125,7 @@ def _created_text(result: Any) -> str:
 
 
 @app.command("list")
-def list_runs(server: Server = LOCAL, identity: Identity = FOLDER, as_json: Json = False) -> None:
+def list_runs(server: Server = None, identity: Identity = FOLDER, as_json: Json = False) -> None:
     """All runs of a server."""
     with connected(server, identity) as (client, _):
         runs = client.call("ListRuns", pb.ListRunsRequest()).runs
@@ -127,7 +133,7 @@ def list_runs(server: Server = LOCAL, identity: Identity = FOLDER, as_json: Json
 
 
 @app.command()
-def show(name: Name, server: Server = LOCAL, identity: Identity = FOLDER, as_json: Json = False) -> None:
+def show(name: Name, server: Server = None, identity: Identity = FOLDER, as_json: Json = False) -> None:
     """One run: state, silos, kept models, and which silos stand out."""
     with connected(server, identity) as (client, _):
         run = client.call("GetRun", pb.GetRunRequest(name=name))
@@ -138,7 +144,7 @@ def show(name: Name, server: Server = LOCAL, identity: Identity = FOLDER, as_jso
 @app.command()
 def watch(
     name: Name,
-    server: Server = LOCAL,
+    server: Server = None,
     identity: Identity = FOLDER,
     after: Annotated[int, typer.Option("--after", help="Start behind this event.")] = 0,
     as_json: Json = False,
@@ -166,19 +172,19 @@ def _event_text(event: Any) -> str:
 
 
 @app.command()
-def stop(name: Name, server: Server = LOCAL, identity: Identity = FOLDER, reason: Reason = "", as_json: Json = False) -> None:
+def stop(name: Name, server: Server = None, identity: Identity = FOLDER, reason: Reason = "", as_json: Json = False) -> None:
     """End a run for good."""
     _steer("StopRun", pb.StopRunRequest(name=name, reason=reason), server, identity, as_json)
 
 
 @app.command()
-def pause(name: Name, server: Server = LOCAL, identity: Identity = FOLDER, reason: Reason = "", as_json: Json = False) -> None:
+def pause(name: Name, server: Server = None, identity: Identity = FOLDER, reason: Reason = "", as_json: Json = False) -> None:
     """Let the open round end and start no other."""
     _steer("PauseRun", pb.PauseRunRequest(name=name, reason=reason), server, identity, as_json)
 
 
 @app.command()
-def resume(name: Name, server: Server = LOCAL, identity: Identity = FOLDER, as_json: Json = False) -> None:
+def resume(name: Name, server: Server = None, identity: Identity = FOLDER, as_json: Json = False) -> None:
     """Go on with a paused run."""
     _steer("ResumeRun", pb.ResumeRunRequest(name=name), server, identity, as_json)
 
@@ -188,14 +194,14 @@ Silo = Annotated[str, typer.Argument(help="Name of the silo.")]
 
 @app.command()
 def exclude(
-    name: Name, silo: Silo, server: Server = LOCAL, identity: Identity = FOLDER, reason: Reason = "", as_json: Json = False
+    name: Name, silo: Silo, server: Server = None, identity: Identity = FOLDER, reason: Reason = "", as_json: Json = False
 ) -> None:
     """Keep a silo out of the next rounds."""
     _steer("ExcludeSilo", pb.ExcludeSiloRequest(name=name, silo=silo, reason=reason), server, identity, as_json)
 
 
 @app.command()
-def readmit(name: Name, silo: Silo, server: Server = LOCAL, identity: Identity = FOLDER, as_json: Json = False) -> None:
+def readmit(name: Name, silo: Silo, server: Server = None, identity: Identity = FOLDER, as_json: Json = False) -> None:
     """Let an excluded or sitting-out silo back in."""
     _steer("ReadmitSilo", pb.ReadmitSiloRequest(name=name, silo=silo), server, identity, as_json)
 
@@ -204,7 +210,7 @@ def readmit(name: Name, silo: Silo, server: Server = LOCAL, identity: Identity =
 def rollback(
     name: Name,
     version: Annotated[int, typer.Option("--to", "--version", help="A kept version (see fedrep run show).")],
-    server: Server = LOCAL,
+    server: Server = None,
     identity: Identity = FOLDER,
     as_json: Json = False,
 ) -> None:
@@ -220,7 +226,7 @@ def amend(
     quorum: Annotated[
         int | None, typer.Option("--quorum", help="Silos that a round needs; absent: the least that works.")
     ] = None,
-    server: Server = LOCAL,
+    server: Server = None,
     identity: Identity = FOLDER,
     as_json: Json = False,
 ) -> None:
@@ -235,7 +241,9 @@ def amend(
     )
 
 
-def _order(method: str, request: Callable[[Any, Signer], Any], name: str, server: str, identity: Path, as_json: bool) -> None:
+def _order(
+    method: str, request: Callable[[Any, Signer], Any], name: str, server: str | None, identity: Path, as_json: bool
+) -> None:
     """What an admin signs about the run as it stands; signed again when a round has overtaken it on its way."""
     with connected(server, identity) as (client, credentials):
         signer = (credentials.identity.name, credentials.chain, credentials.signing_key)
@@ -261,7 +269,7 @@ def export(
         typer.Option("--trainer", help="Settings of a silo, whose [trainer] adds batch-norm statistics from its data."),
     ] = None,
     form: Annotated[Form, typer.Option("--format", help="All but safetensors need --trainer.")] = Form.SAFETENSORS,
-    server: Server = LOCAL,
+    server: Server = None,
     identity: Identity = FOLDER,
     as_json: Json = False,
 ) -> None:
@@ -288,7 +296,7 @@ def _exported_text(result: Any) -> str:
     return f"Wrote {result['file']}, version {result['version']}.{more} Use it: {model_files.shown(result)}"
 
 
-def _steer(method: str, request: Any, server: str, identity: Path, as_json: bool) -> None:
+def _steer(method: str, request: Any, server: str | None, identity: Path, as_json: bool) -> None:
     with connected(server, identity) as (client, _):
         response = _plain(client.call(method, request))
     _emit_state(response, as_json)

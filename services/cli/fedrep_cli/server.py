@@ -11,14 +11,16 @@ import typer
 from fedrep.errors import SettingsError, StoreUnavailableError
 from fedrep_cli.ca import server_cert
 from fedrep_cli.output import JSON_HELP, emit
-from fedrep_cli.settings_file import commented_toml, write_new
+from fedrep_cli.settings_file import commented_toml, existing, write_new
 from fedrep_runtime.logging import configure_logging
 from fedrep_runtime.settings import load_settings
 from fedrep_server.config import ServerSettings
 
 app = typer.Typer(add_completion=False)
 
-Config = Annotated[Path | None, typer.Option("--config", help="Settings, TOML; FEDREP_SERVER__... wins over it.")]
+Config = Annotated[
+    Path | None, typer.Option("--config", help="Settings, TOML; server.toml if there is one. FEDREP_SERVER__... wins over it.")
+]
 Json = Annotated[bool, typer.Option("--json", help=JSON_HELP)]
 HEALTH_SECONDS = 3.0
 
@@ -35,7 +37,7 @@ def server(
     """Serve the federation until SIGTERM or Ctrl-C."""
     if context.invoked_subcommand is not None:
         return
-    settings = load_settings(ServerSettings, config, "FEDREP_SERVER")
+    settings = read_settings(config)
     configure_logging("server", settings.log_json)
     from fedrep_server.operations.app import check_settings, serve
 
@@ -51,10 +53,7 @@ def init(
     as_json: Json = False,
 ) -> None:
     """Write a settings file with every setting, its default and what it means."""
-    then = (
-        "enrol the server (fedrep enroll TOKEN --folder FOLDER, with `credentials` set to that folder), "
-        f"then fedrep server --config {path} --check"
-    )
+    then = f"enrol the server here (fedrep enroll TOKEN), then fedrep server --config {path} --check"
     write_new(path, commented_toml(ServerSettings, "Settings of the FedREP server. Every line shows the default."), then, as_json)
 
 
@@ -67,7 +66,7 @@ def backup(
     """Database, models and ledger in one file; the server may go on running."""
     from fedrep_server.operations.backup import backup as make
 
-    settings = load_settings(ServerSettings, config, "FEDREP_SERVER")
+    settings = read_settings(config)
     made = make(settings.database_url, settings.data, target, settings.model_store)
     emit(
         {"file": str(target), "size": target.stat().st_size, "runs": made.runs, "models": made.models},
@@ -85,7 +84,7 @@ def restore(
     """Into an empty database and data folder."""
     from fedrep_server.operations.backup import restore as put_back
 
-    settings = load_settings(ServerSettings, config, "FEDREP_SERVER")
+    settings = read_settings(config)
     found = put_back(source, settings.database_url, settings.data, settings.model_store)
     emit(
         {"restored": str(source), "runs": found.runs, "models": found.models},
@@ -105,13 +104,17 @@ def health(
     import grpc
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-    where = address or _health_address(load_settings(ServerSettings, config, "FEDREP_SERVER"))
+    where = address or _health_address(read_settings(config))
     with grpc.insecure_channel(where, [("grpc.enable_http_proxy", 0)]) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         status = stub.Check(health_pb2.HealthCheckRequest(service="live" if live else ""), timeout=HEALTH_SECONDS).status
     if status != health_pb2.HealthCheckResponse.SERVING:
         raise StoreUnavailableError("The server runs and does not serve: it stands by, starts, or stops.", reason="NOT_SERVING")
     emit({"serving": True}, as_json, lambda _result: "serving")
+
+
+def read_settings(config: Path | None) -> ServerSettings:
+    return load_settings(ServerSettings, config or existing("server.toml"), "FEDREP_SERVER")
 
 
 def _health_address(settings: ServerSettings) -> str:

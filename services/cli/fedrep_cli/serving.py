@@ -17,7 +17,7 @@ from fedrep_runtime.logging import configure_logging
 async def serve_authority(authority: CertificateAuthority, settings: AuthoritySettings) -> None:
     configure_logging("ca", settings.log_json)
     try:
-        public: str | None = PublicAddresses.load(settings.folder).certificates
+        public: PublicAddresses | None = PublicAddresses.load(settings.folder)
     except SettingsError:  # an authority made by hand; silos then get the address it listens on
         public = None
     with lock_folder(settings.folder):

@@ -27,6 +27,12 @@ def write_new(path: Path, text: str, then: str, as_json: bool) -> None:
     emit({"file": str(path), "next": then}, as_json, lambda result: f"Wrote {result['file']}. Next: {result['next']}")
 
 
+def existing(name: str) -> Path | None:
+    """The settings file of this name in the current folder, which is read when no other is named."""
+    path = Path(name)
+    return path if path.exists() else None
+
+
 def refuse_existing(path: Path) -> None:
     if path.exists():
         raise SettingsError(f"{path} exists already; choose another name or remove it first")

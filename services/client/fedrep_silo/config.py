@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fedrep.protocol.silo_rules import Policy
+from fedrep_identity.folder import learned_server
 from fedrep_identity.roster import load_pinned_roster
 from fedrep_runtime.settings import load_settings
 from fedrep_runtime.trackers import TrackingSettings
@@ -88,7 +89,9 @@ class DrillSettings(Section):
 
 
 class SiloSettings(Section):
-    server: str = Field(default="localhost:8550", description="host:port of the federation server")
+    server: str = Field(
+        default="localhost:8550", description="host:port of the federation server; absent: the one learned at enrolment"
+    )
     server_name: str | None = Field(
         default=None, description="name in the server's certificate, where it differs from the address"
     )
@@ -158,9 +161,11 @@ def load_silo_settings(path: Path | None, environ: Mapping[str, str] | None = No
     places = {
         name: home / place for name in ("tensorboard", "wandb_dir") if (place := getattr(settings.tracking, name)) is not None
     }
+    credentials = home / settings.credentials
     return settings.model_copy(
         update={
-            "credentials": home / settings.credentials,
+            "server": settings.server if "server" in settings.model_fields_set else learned_server(credentials),
+            "credentials": credentials,
             "state": home / settings.state,
             "ledger": home / settings.ledger,
             "trainer": trainer.model_copy(update=folders),

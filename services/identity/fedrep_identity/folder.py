@@ -40,6 +40,7 @@ from fedrep_runtime.files import sync_folder, write_atomically
 from fedrep_runtime.tls import KeyPair
 
 FEDERATION_FILE = "federation.json"
+LOCAL_SERVER = "localhost:8550"
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,14 @@ class FederationAddresses:
 
     def save(self, folder: Path) -> None:
         write_atomically(folder / FEDERATION_FILE, (json.dumps(asdict(self), indent=2) + "\n").encode(), 0o644)
+
+
+def learned_server(folder: Path) -> str:
+    """Where the server was said to be at enrolment; an identity that came by file may not know."""
+    try:
+        return FederationAddresses.load(folder).server or LOCAL_SERVER
+    except SettingsError:
+        return LOCAL_SERVER
 
 
 def key_pair_loader(folder: Path) -> Callable[[], KeyPair]:

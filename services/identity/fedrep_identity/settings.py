@@ -22,16 +22,28 @@ class AuthoritySettings(BaseModel):
 
     folder: Path = Path("ca")
     host: str = "0.0.0.0"
-    enrolment_port: int = Field(8551, ge=0, le=65535)
-    certificate_port: int = Field(8552, ge=0, le=65535)
-    health_port: int | None = Field(None, ge=0, le=65535)
-    days: float = Field(30, gt=0, le=365)
-    enrolments_per_source: int = Field(10, ge=1, description="at once from one address; more if silos share one")
+    enrolment_port: int | None = Field(default=None, ge=0, le=65535, description="absent: the one that `ca init` told silos")
+    certificate_port: int | None = Field(default=None, ge=0, le=65535, description="likewise")
+    health_port: int | None = Field(default=None, ge=0, le=65535)
+    days: float = Field(default=30, gt=0, le=365)
+    enrolments_per_source: int = Field(default=10, ge=1, description="at once from one address; more if silos share one")
     passphrase_file: Path | None = None
     log_json: bool | None = None
 
-    def listening(self, public: str | None) -> Addresses:
-        return Addresses(self.host, self.enrolment_port, self.certificate_port, self.health_port, public)
+    def listening(self, public: PublicAddresses | None) -> Addresses:
+        """Where nothing else is set, on the ports that invitations name: an authority made for others must be found there."""
+        told = (
+            Addresses()
+            if public is None
+            else Addresses(enrolment_port=public.port_of(public.enrolment), certificate_port=public.port_of(public.certificates))
+        )
+        return Addresses(
+            self.host,
+            told.enrolment_port if self.enrolment_port is None else self.enrolment_port,
+            told.certificate_port if self.certificate_port is None else self.certificate_port,
+            self.health_port,
+            None if public is None else public.certificates,
+        )
 
     def limits(self) -> Limits:
         return Limits(enrol_per_source=RateLimit(burst=self.enrolments_per_source, per_second=0.1))
@@ -54,6 +66,10 @@ class PublicAddresses:
                 f"{folder / ADDRESSES_FILE} is missing or damaged. Give --ca and --server, or make the folder with "
                 "`fedrep ca init`, which writes it."
             ) from None
+
+    @staticmethod
+    def port_of(address: str) -> int:
+        return int(address.rpartition(":")[2])
 
     def save(self, folder: Path) -> None:
         write_atomically(folder / ADDRESSES_FILE, (json.dumps(asdict(self), indent=2) + "\n").encode(), 0o644)

@@ -45,7 +45,7 @@ class ServerSettings(Section):
     models: Literal["folder", "database"] | None = Field(
         default=None, description="where models live; absent: in the database if that is PostgreSQL, else in the data folder"
     )
-    credentials: Path = Field(default=Path("var/server/identity"), description="folder with key.pem, cert.pem and root.pem")
+    credentials: Path = Field(default=Path("credentials"), description="folder with key.pem, cert.pem and root.pem")
     revocations: Path | None = Field(default=None, description="revocation list; crl.pem in the credentials folder when absent")
     gather_seconds: float = Field(default=5.0, ge=0, description="how long a quorum waits for the other silos before a round")
     wait_seconds: float = Field(default=50.0, gt=0, description="longest a waiting call is held before the silo asks again")

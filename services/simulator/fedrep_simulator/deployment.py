@@ -51,7 +51,7 @@ def commands(terms: Terms, folder: Path | None, server: str = SERVER, authority:
                 *(f"fedrep silo invite {name}" for name in terms.run.silos),
             ],
         ),
-        ("on the server's machine", ["fedrep enroll TOKEN --folder var/server/identity", "fedrep server"]),
+        ("on the server's machine", ["fedrep enroll TOKEN", "fedrep server"]),
         (
             "on the admin's machine, beside the trainer",
             [
