@@ -51,11 +51,7 @@ def client(context: typer.Context, config: Config = None) -> None:
     context.obj = config
     if context.invoked_subcommand is not None:
         return
-    settings = read_settings(config)
-    live = sys.stderr.isatty() and settings.log_json is not True
-    configure_logging("client", settings.log_json, level="WARNING" if live else "INFO")
-    with hold_folder(settings.state):
-        asyncio.run(take_part(settings, live=live))
+    run_daemon(read_settings(config))
 
 
 @app.command()
@@ -74,18 +70,9 @@ def init(
     run = run or typer.prompt("Run to take part in")
     if trainer is None:
         trainer = typer.prompt("Your trainer (module:function, beside this file; empty for built-in data)", default="")
-    home = path.resolve().parent
-    given: dict[str, Any] = {
-        "server": server,
-        "run": run,
-        "role": role,
-        "credentials": os.path.relpath(folder.resolve(), home),
-        "state": "state",
-        "trainer": {"user_code": trainer} if trainer else {"dataset": "digits"},
-    }
-    title = "Settings of this silo. A line that starts with # shows a default. Relative paths start at this file's folder."
+    credentials = Path(os.path.relpath(folder.resolve(), path.resolve().parent))
     then = f"fedrep client check --config {path}, then fedrep client --config {path}"
-    write_new(path, commented_toml(SiloSettings, title, given), then, as_json)
+    write_new(path, silo_toml(server, run, role, credentials, trainer), then, as_json)
 
 
 @app.command()
@@ -112,7 +99,7 @@ def status(context: typer.Context, config: Config = None, as_json: Json = False)
     if settings.follows and found.get("now"):
         found |= StateFolder(run_of_now(settings).state).status()
     found |= RecordBooks(settings.ledger, settings.privacy).standing().figures()
-    found["running"] = _in_use(settings.state)
+    found["running"] = in_use(settings.state)
     if found.get("at") is not None:
         found["seconds_ago"] = round(time.time() - found["at"], 1)
     emit(found, as_json, lambda result: "\n".join(f"{key}: {value}" for key, value in result.items() if value is not None))
@@ -186,6 +173,27 @@ def leave(
     emit({"told_server": told, "purged": purge, "why": why}, as_json, _render_leave)
 
 
+def silo_toml(server: str, run: str, role: str, credentials: Path, trainer: str) -> str:
+    """A settings file; `trainer` is module:function, or nothing or digits for built-in data."""
+    given: dict[str, Any] = {
+        "server": server,
+        "run": run,
+        "role": role,
+        "credentials": str(credentials),
+        "state": "state",
+        "trainer": {"user_code": trainer} if trainer not in ("", "digits") else {"dataset": "digits"},
+    }
+    title = "Settings of this silo. A line that starts with # shows a default. Relative paths start at this file's folder."
+    return commented_toml(SiloSettings, title, given)
+
+
+def run_daemon(settings: SiloSettings) -> None:
+    live = sys.stderr.isatty() and settings.log_json is not True
+    configure_logging("client", settings.log_json, level="WARNING" if live else "INFO")
+    with hold_folder(settings.state):
+        asyncio.run(take_part(settings, live=live))
+
+
 def read_settings(config: Path | None) -> SiloSettings:
     """All that the daemon needs to be named."""
     take_capitals()
@@ -203,7 +211,7 @@ def read_settings(config: Path | None) -> SiloSettings:
 def hold_folder(state: Path) -> Iterator[None]:
     """The state folder for this process alone. `status`, which a health check may call, holds it for a moment too."""
     for _ in range(LOCK_ATTEMPTS - 1):
-        if not _in_use(state):
+        if not in_use(state):
             break
         time.sleep(LOCK_PAUSE)
     with lock_folder(state):
@@ -303,7 +311,7 @@ def _enrolled(folder: Path) -> tuple[str, str]:
     return address, role if role in ("silo", "evaluator") else "silo"
 
 
-def _in_use(state: Path) -> bool:
+def in_use(state: Path) -> bool:
     try:
         with lock_folder(state):
             return False

@@ -15,13 +15,15 @@ from fedrep_cli.ca import AsJson, describe_credentials, render_credentials
 from fedrep_cli.output import emit
 from fedrep_identity import enrolment_client
 from fedrep_identity.folder import FederationAddresses, install_bundle, prepare_request, refuse_if_enrolled
-from fedrep_identity.invitations import LARGEST_TOKEN
+from fedrep_identity.invitations import LARGEST_TOKEN, PREFIX
 from fedrep_runtime.files import lock_folder, write_atomically
 from fedrep_runtime.logging import configure_logging
 from fedrep_runtime.proxy import take_capitals
 
 app = typer.Typer(add_completion=False)
 renew_app = typer.Typer(add_completion=False)
+
+LONGEST_PATH = 200  # of what is taken for a file's name; an invitation is longer
 
 CredentialsFolder = Annotated[
     Path,
@@ -31,7 +33,9 @@ CredentialsFolder = Annotated[
 
 @app.command()
 def enroll(
-    token: Annotated[str | None, typer.Argument(help="The invitation you were sent; - reads it from stdin.")] = None,
+    token: Annotated[
+        str | None, typer.Argument(help="The invitation you were sent, or a file that holds it; - reads it from stdin.")
+    ] = None,
     folder: CredentialsFolder = Path("credentials"),
     replace: Annotated[bool, typer.Option(help="Give an enrolled folder a new key and certificate.")] = False,
     request: Annotated[Path | None, typer.Option(help="Air-gapped: only make a key and write its request here.")] = None,
@@ -55,9 +59,22 @@ def enroll(
     if install is not None:
         credentials = _install(folder, install, root_fingerprint, server, ca)
     else:
-        text = sys.stdin.read(LARGEST_TOKEN + 1) if token == "-" else str(token)
-        credentials = asyncio.run(enrolment_client.enrol(text, folder, replace=replace))
+        credentials = asyncio.run(enrolment_client.enrol(read_token(token) or "", folder, replace=replace))
     emit(describe_credentials(credentials, folder), as_json, render_credentials)
+
+
+def read_token(token: str | None) -> str | None:
+    """As given, from stdin, or from a file, where other users of the machine cannot read it as an argument."""
+    if token is None or token.startswith(PREFIX):
+        return token
+    if token == "-":
+        if sys.stdin is None:
+            raise InvalidInputError("The invitation was to come from stdin, which is closed. Give it as TOKEN, or name its file.")
+        return sys.stdin.read(LARGEST_TOKEN + 1)
+    if len(token) < LONGEST_PATH and Path(token).is_file():
+        with Path(token).open() as file:
+            return file.read(LARGEST_TOKEN + 1)
+    return token
 
 
 def _install(folder: Path, bundle: Path, fingerprint: str | None, server: str, ca: str) -> Any:

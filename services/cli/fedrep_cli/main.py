@@ -26,6 +26,9 @@ class Command(NamedTuple):
 
 
 COMMANDS: Final[dict[str, Command]] = {
+    "init": Command("fedrep_cli.init:app", "Set up a federation: authority, server, dashboard, invitations.", "server"),
+    "up": Command("fedrep_cli.up:app", "Start what `fedrep init` set up, until Ctrl-C.", "server"),
+    "join": Command("fedrep_cli.join:app", "Join with an invitation: enrol, settings, check, take part.", "client"),
     "demo": Command("fedrep_cli.demo:app", "A whole federation on this machine, attackers and dashboard included.", "client"),
     "simulate": Command("fedrep_cli.simulate:app", "Your trainer with many silos and attackers, in this process.", "client"),
     "new": Command("fedrep_cli.new:app", "A folder with a trainer of your own that works at once; five templates."),

@@ -68,7 +68,7 @@ def revoke(
 def _render_invitation(result: Mapping[str, Any]) -> str:
     return (
         f"Invitation for {result['role']} {result['name']}, open until {result['expires']:%Y-%m-%d %H:%M} UTC, "
-        f"for one use. On its machine:\n\n  fedrep enroll {result['token']}\n"
+        f"for one use. On its machine:\n\n  fedrep join {result['token']}\n"
     )
 
 

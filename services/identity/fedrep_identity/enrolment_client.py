@@ -22,6 +22,7 @@ from fedrep_identity.certificates import NEXT_KEY_FILE, REVOCATIONS_FILE, Creden
 from fedrep_identity.folder import (
     FederationAddresses,
     check_root,
+    finish_installation,
     install,
     prepare_request,
     refuse_if_enrolled,
@@ -89,6 +90,7 @@ async def enrol(token: str, folder: Path, *, replace: bool = False, timeout: flo
     """From a token to credentials in `folder`. May be repeated after any failure with the same token and folder."""
     invitation = Invitation.from_token(token)
     with lock_folder(folder):
+        finish_installation(folder)
         refuse_if_enrolled(folder, replace)
         root = await asyncio.to_thread(fetch_root, invitation.enrolment_address, invitation.root_fingerprint, timeout)
         request = prepare_request(folder)

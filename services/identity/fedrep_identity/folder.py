@@ -126,7 +126,7 @@ def install(
     public = load_chain(chain)[0].public_key()
     next_key = folder / NEXT_KEY_FILE
     for path in (next_key, folder / KEY_FILE):
-        if path.exists() and load_pem_private_key(path.read_bytes(), password=None).public_key() == public:
+        if _holds(path, public):
             break
     else:
         raise CryptoError(
@@ -152,6 +152,23 @@ def promote(folder: Path) -> None:
     sync_folder(folder)
     (folder / NEXT_CERTIFICATE_FILE).replace(folder / CERTIFICATE_FILE)
     sync_folder(folder)
+
+
+def finish_installation(folder: Path) -> None:
+    """One that was killed at its last step: key and certificate had both come, and were not yet both in place."""
+    waiting, next_key = folder / NEXT_CERTIFICATE_FILE, folder / NEXT_KEY_FILE
+    if not waiting.exists():
+        return
+    public = load_chain(waiting.read_bytes())[0].public_key()
+    if _holds(next_key, public):
+        promote(folder)
+    elif not next_key.exists() and _holds(folder / KEY_FILE, public):
+        waiting.replace(folder / CERTIFICATE_FILE)
+        sync_folder(folder)
+
+
+def _holds(path: Path, public: object) -> bool:
+    return path.exists() and load_pem_private_key(path.read_bytes(), password=None).public_key() == public
 
 
 def pack_bundle(chain: bytes, root: bytes, revocations: bytes) -> bytes:

@@ -1,0 +1,188 @@
+"""`fedrep join`: from an invitation to a silo that takes part, in one command that may be repeated."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedrep.errors import ConflictError, SettingsError
+from fedrep_cli.client import in_use, run_daemon, silo_toml
+from fedrep_cli.enroll import read_token
+from fedrep_cli.output import JSON_HELP, emit
+from fedrep_cli.settings_file import commented_toml
+from fedrep_cli.steps import DONE, KEPT, Step, lines, next_lines, plain, settings_step
+from fedrep_identity import enrolment_client
+from fedrep_identity.certificates import Credentials
+from fedrep_identity.folder import finish_installation, learned_server
+from fedrep_identity.invitations import Invitation
+from fedrep_identity.names import Role
+from fedrep_runtime.logging import configure_logging
+from fedrep_runtime.proxy import take_capitals
+from fedrep_silo.config import load_silo_settings
+
+app = typer.Typer(add_completion=False)
+
+BUILT_IN = "digits"
+EVERY_RUN = "*"
+
+
+@app.command()
+def join(
+    token: Annotated[
+        str | None,
+        typer.Argument(help="The invitation you were sent, or a file that holds it; - reads it from stdin. Needed once."),
+    ] = None,
+    folder: Annotated[Path, typer.Option(help="Where key, settings and state live.", file_okay=False)] = Path(),
+    trainer: Annotated[
+        str | None, typer.Option(help=f"module:function that makes your trainer, beside the settings; {BUILT_IN} to try it out.")
+    ] = None,
+    run: Annotated[str, typer.Option(help="Name of the run to take part in; * for every run that lists this silo.")] = EVERY_RUN,
+    start: Annotated[bool, typer.Option(help="Take part at once, until Ctrl-C.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
+) -> int:
+    """Enrol, write the settings, check everything, and take part. The key is made on this machine and never leaves it.
+
+    Repeat it after an interruption, or when a check was red: what is there is kept as it is.
+    """
+    configure_logging("join", level="WARNING")
+    take_capitals()
+    invitation = Invitation.from_token(text) if (text := read_token(token)) is not None else None
+    held = _held(folder / "credentials", invitation)
+    role = held.identity.role if held is not None else _required(invitation, folder).role
+    if role in (Role.SILO, Role.EVALUATOR) and not (folder / "client.toml").exists():
+        trainer = _asked(trainer)  # before the invitation is used
+    steps = [_enrolled(folder / "credentials", held, text)]
+    if role is Role.SERVER:
+        steps.append(_server_settings(folder))
+        return _report(
+            steps, [f"fedrep server --check{_at(folder, 'server.toml')}", f"fedrep server{_at(folder, 'server.toml')}"], as_json
+        )
+    if role in (Role.ADMIN, Role.VIEWER):
+        steps.append(_dashboard_settings(folder))
+        identity = "" if folder == Path() else f" --identity {folder / 'credentials'}"
+        return _report(steps, [f"fedrep run list{identity}", f"fedrep dashboard{_at(folder, 'dashboard.toml')}"], as_json)
+    steps.append(_silo_settings(folder, role, run, trainer or BUILT_IN))
+    return _check_and_start(folder, steps, start, as_json)
+
+
+def _check_and_start(folder: Path, steps: list[Step], start: bool, as_json: bool) -> int:
+    settings = load_silo_settings(folder / "client.toml")
+    config = _at(folder, "client.toml")
+    if in_use(settings.state):
+        steps.append(Step("silo", KEPT, "runs already"))
+        return _report(steps, [f"fedrep client status{config}    # what it does now"], as_json)
+    from fedrep_cli.client_check import check_silo
+
+    findings = asyncio.run(check_silo(settings))
+    red = [found for found in findings if found["outcome"] == "failed"]
+    for found in red:
+        steps.append(Step(found["check"], "failed", f"{found['text']} {found['advice']}".strip()))
+    if red:
+        again = "fedrep join" if folder == Path() else f"fedrep join --folder {folder}"
+        _report(
+            steps, [f"{again}    # once the cause is mended; fedrep client check{config} shows all that was looked at"], as_json
+        )
+        return 1
+    yellow = [f"{found['check']}: {found['text']}" for found in findings if found["outcome"] == "warning"]
+    steps.append(Step("check", DONE, "; ".join(["all is well", *yellow])))
+    if not start:
+        return _report(steps, [f"fedrep client{config}    # takes part"], as_json)
+    code = _report(steps, [f"fedrep client status{config}    # in another terminal; Ctrl-C here leaves politely"], as_json)
+    sys.stdout.flush()  # what follows goes on for long
+    run_daemon(settings)
+    return code
+
+
+def _held(folder: Path, invitation: Invitation | None) -> Credentials | None:
+    finish_installation(folder)
+    try:
+        credentials = Credentials.load(folder)
+    except SettingsError as error:
+        if error.reason != "NOT_ENROLLED":
+            raise
+        return None
+    who = credentials.identity
+    if invitation is not None and (who.name, who.role, who.federation) != (
+        invitation.name,
+        invitation.role,
+        invitation.federation,
+    ):
+        raise ConflictError(
+            f"{folder} already holds the certificate of {who.uri}, and the invitation is for {invitation.role} {invitation.name} "
+            f"of {invitation.federation}. Give it a folder of its own with --folder."
+        )
+    return credentials
+
+
+def _required(invitation: Invitation | None, folder: Path) -> Invitation:
+    if invitation is None:
+        raise SettingsError(f"{folder.resolve()} has not joined yet: give the invitation you were sent, fedrep join TOKEN")
+    return invitation
+
+
+def _asked(trainer: str | None) -> str:
+    if trainer is not None:
+        return trainer
+    if not sys.stdin or not sys.stdin.isatty():
+        raise SettingsError(
+            f"Give --trainer module:function, which makes your trainer from your data, or --trainer {BUILT_IN} to try it with "
+            "built-in data; there is no terminal to ask on"
+        )
+    return str(
+        typer.prompt(
+            f"Your trainer (module:function, beside this folder's client.toml; {BUILT_IN} to try it out)", default=BUILT_IN
+        )
+    )
+
+
+def _enrolled(folder: Path, held: Credentials | None, token: str | None) -> Step:
+    state = KEPT if held is not None else DONE
+    if held is None:
+        held = asyncio.run(enrolment_client.enrol(token or "", folder))
+    ends = held.certificate.not_valid_after_utc
+    return Step("credentials/", state, f"{held.identity} of {held.identity.federation}, certificate valid until {ends:%Y-%m-%d}")
+
+
+def _silo_settings(folder: Path, role: Role, run: str, trainer: str) -> Step:
+    server = learned_server(folder / "credentials")
+    text = f"{'every run that lists this silo' if run == EVERY_RUN else f'run {run}'} at {server}; look through its [policy]"
+    return settings_step(folder / "client.toml", lambda: silo_toml(server, run, role.value, Path("credentials"), trainer), text)
+
+
+def _server_settings(folder: Path) -> Step:
+    from fedrep_server.config import ServerSettings
+
+    home = folder.resolve()
+    port = int(learned_server(folder / "credentials").rpartition(":")[2])
+    values = {"port": port, "data": str(home / "server"), "credentials": str(home / "credentials")}
+    title = "Settings of the FedREP server. A line that starts with # shows a default."
+    return settings_step(
+        folder / "server.toml", lambda: commented_toml(ServerSettings, title, values), "settings of fedrep server"
+    )
+
+
+def _dashboard_settings(folder: Path) -> Step:
+    from fedrep_dashboard.settings import DashboardSettings
+
+    values = {"server": learned_server(folder / "credentials"), "credentials": str((folder / "credentials").resolve())}
+    title = "Settings of the FedREP dashboard. A line that starts with # shows a default."
+    text = "settings of fedrep dashboard"
+    return settings_step(folder / "dashboard.toml", lambda: commented_toml(DashboardSettings, title, values), text, 0o600)
+
+
+def _at(folder: Path, file: str) -> str:
+    return "" if folder == Path() else f" --config {folder / file}"
+
+
+def _report(steps: list[Step], following: list[str], as_json: bool) -> int:
+    emit({"steps": plain(steps), "next": following}, as_json, _render)
+    return 0
+
+
+def _render(result: Mapping[str, Any]) -> str:
+    return "\n".join([*lines(result["steps"]), "Next:", *next_lines(result["next"])])
