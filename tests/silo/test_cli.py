@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import structlog
 import torch
 from rich.console import Console
 from safetensors import safe_open
@@ -313,6 +314,27 @@ def test_the_daemon_renews_its_certificate_by_itself_and_joins_with_it(tmp_path:
             await asyncio.gather(silo, *others)
             assert (await federation.summary()).rounds_applied == 2
         await authority.stop(0)
+
+    run_scenario(scenario())
+
+
+def test_a_silo_that_is_told_to_wait_stays_idle_when_its_run_is_over_and_ends_when_asked(tmp_path: Path) -> None:
+    federation = Federation.create(tmp_path, silos=3)
+
+    async def scenario() -> None:
+        async with federation.serving():
+            await federation.create_run(rounds=1)
+            federation.write_client_toml(0)
+            trainer = TrainerSettings(user_code="stub_code:build", user_code_dir=tmp_path)
+            settings = federation.settings(0, trainer=trainer).model_copy(update={"when_done": "wait"})
+            with structlog.testing.capture_logs() as lines:
+                silo = asyncio.create_task(take_part(settings))
+                await asyncio.gather(*(federation.daemon(number).run() for number in (1, 2)))
+                while "idle" not in [line["event"] for line in lines]:
+                    assert not silo.done()
+                    await asyncio.sleep(0.02)
+            signal.raise_signal(signal.SIGTERM)
+            await silo
 
     run_scenario(scenario())
 

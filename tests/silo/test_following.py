@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from typing import Any
 
 import pytest
@@ -31,8 +32,38 @@ def following(federation: Federation, silo: int, folder: str, **options: Any) ->
 def follower(federation: Federation, silo: int, folder: str, **options: Any) -> Follower:
     settings = following(federation, silo, folder, **options)
     credentials = Credentials.load(settings.credentials)
-    trainer = StubTrainer(silo)
-    return Follower(settings, trainer, lambda one: SiloDaemon(one, credentials, credentials.trust_store(), trainer))
+    trust = credentials.trust_store()
+    return Follower(settings, lambda: StubTrainer(silo), lambda one, trainer: SiloDaemon(one, credentials, trust, trainer))
+
+
+def test_a_silo_that_waits_for_a_run_lets_its_trainer_go_and_builds_another_for_the_next(federation: Federation) -> None:
+    built: list[weakref.ref[StubTrainer]] = []
+
+    def build() -> StubTrainer:
+        trainer = StubTrainer()
+        built.append(weakref.ref(trainer))
+        return trainer
+
+    async def let_go(number: int) -> None:
+        while len(built) < number or built[number - 1]() is not None:
+            await asyncio.sleep(0.01)
+
+    async def scenario(federation: Federation, name: str) -> None:
+        settings = following(federation, 0, name, run="*")
+        credentials = Credentials.load(settings.credentials)
+        trust = credentials.trust_store()
+        watched = Follower(settings, build, lambda one, trainer: SiloDaemon(one, credentials, trust, trainer))
+        followers = [watched, *(follower(federation, n, name, run="*") for n in range(1, 4))]
+        work = [asyncio.ensure_future(one.run()) for one in followers]
+        await let_go(1)
+        await federation.create_run(f"{name}-1")
+        await federation.until(lambda status: status.summary.state == "finished", f"{name}-1")
+        await let_go(2)
+        for one in followers:
+            one.stop()
+        await asyncio.gather(*work)
+
+    serve(federation, scenario, "idle")
 
 
 def test_silos_take_the_next_run_that_fits_each_in_a_folder_of_its_own(federation: Federation) -> None:

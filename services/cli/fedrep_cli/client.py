@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -231,6 +232,16 @@ def make_trainer(settings: SiloSettings) -> Trainer:
 
 async def take_part(settings: SiloSettings, *, live: bool = False) -> None:
     """The daemon of the role in the settings, until it is done or asked to leave."""
+    asked = asyncio.Event()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(name, asked.set)
+    await _play(settings, live, asked)
+    if settings.when_done == "wait" and not asked.is_set():
+        await _idle(asked)
+
+
+async def _play(settings: SiloSettings, live: bool, asked: asyncio.Event) -> None:
+    """Whatever holds a device is gone when this returns."""
     from fedrep_identity.peer import follow_revocations, refresh_revocations, revocations_from_file
     from fedrep_identity.upkeep import tend_credentials
     from fedrep_silo.daemon import SiloDaemon
@@ -241,14 +252,14 @@ async def take_part(settings: SiloSettings, *, live: bool = False) -> None:
     trust = credentials.trust_store()
     revocations = revocations_from_file(settings.credentials / REVOCATIONS_FILE)
     await refresh_revocations(trust, revocations)
-    trainer = make_trainer(settings)
 
-    def in_one_run(settings: SiloSettings) -> SiloDaemon | Evaluator:
+    def in_one_run(settings: SiloSettings, trainer: Trainer) -> SiloDaemon | Evaluator:
         if settings.role == "evaluator":
             return Evaluator(settings, trust, trainer)
         return SiloDaemon(settings, credentials, trust, trainer)
 
-    daemon = Follower(settings, trainer, in_one_run) if settings.follows else in_one_run(settings)
+    build = partial(make_trainer, settings)
+    daemon = Follower(settings, build, in_one_run) if settings.follows else in_one_run(settings, build())
     beside = [
         asyncio.create_task(follow_revocations(trust, revocations)),
         asyncio.create_task(tend_credentials(settings.credentials, lambda _: daemon.connection.renew())),
@@ -258,7 +269,7 @@ async def take_part(settings: SiloSettings, *, live: bool = False) -> None:
 
         beside.append(asyncio.create_task(show_rounds(daemon)))
     try:
-        await _until_asked_to_stop(daemon, settings.grace_seconds)
+        await _until_asked_to_stop(daemon, settings.grace_seconds, asked)
     finally:
         for task in beside:
             task.cancel()
@@ -266,12 +277,20 @@ async def take_part(settings: SiloSettings, *, live: bool = False) -> None:
         await daemon.connection.close()
 
 
-async def _until_asked_to_stop(daemon: SiloDaemon | Evaluator | Follower, grace: float) -> None:
+async def _idle(asked: asyncio.Event) -> None:
+    """Where a supervisor would start a silo that has ended again and again, it stays, and holds no device."""
+    import structlog
+
+    from fedrep_silo.idling import let_go_of_devices
+
+    let_go_of_devices()
+    structlog.get_logger(__name__).info("idle", why="its runs are over", do="end it, or name another run in its settings")
+    await asked.wait()
+
+
+async def _until_asked_to_stop(daemon: SiloDaemon | Evaluator | Follower, grace: float, asked: asyncio.Event) -> None:
     """A round that others count on is finished first, as far as the grace allows; training is not waited for."""
     work = asyncio.create_task(daemon.run())
-    asked = asyncio.Event()
-    for name in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(name, asked.set)
     stopping = asyncio.create_task(asked.wait())
     await asyncio.wait({work, stopping}, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()

@@ -110,6 +110,10 @@ class SiloSettings(Section):
     evaluate_every: int | None = Field(
         default=None, ge=1, description="rounds between evaluations; absent: as many as the run's evaluation_interval says"
     )
+    when_done: Literal["end", "wait"] = Field(
+        default="end",
+        description="when its runs are over: end, or wait with the trainer let go, for supervisors that start whatever ends",
+    )
     give_up_after: float = Field(default=86400.0, gt=0, description="seconds to keep trying while the server is away")
     training_failures: int = Field(default=5, ge=1, description="failed trainings in a row after which the silo stops")
     grace_seconds: float = Field(default=30.0, ge=0, description="when asked to stop: time to finish a round already promised")

@@ -21,6 +21,7 @@ from fedrep_silo.config import SiloSettings
 from fedrep_silo.connection import Connection, OfferedRun, ServerAwayError, connect
 from fedrep_silo.daemon import SiloDaemon
 from fedrep_silo.evaluator import Evaluator
+from fedrep_silo.idling import let_go_of_devices
 from fedrep_silo.run_folders import FOLLOWING, settings_for, wanted
 from fedrep_silo.state import StateFolder
 from fedrep_trainers.trainer import Trainer
@@ -33,12 +34,20 @@ Daemon = SiloDaemon | Evaluator
 
 
 class Follower:
-    """As `SiloDaemon` and `Evaluator` to whoever runs it. `make` is given the settings for one run."""
+    """As `SiloDaemon` and `Evaluator` to whoever runs it. `make` is given the settings for one run and the trainer.
 
-    def __init__(self, settings: SiloSettings, trainer: Trainer, make: Callable[[SiloSettings], Daemon]) -> None:
+    A trainer is built at the start, so that what is wrong with it is known at once, let go while there is no run to train for,
+    and built again for the next.
+    """
+
+    def __init__(
+        self, settings: SiloSettings, build: Callable[[], Trainer], make: Callable[[SiloSettings, Trainer], Daemon]
+    ) -> None:
         self._settings = settings
-        self._trainer = trainer
-        self._untrained = trainer.state()
+        self._build = build
+        self._trainer: Trainer | None = build()
+        self._untrained = self._trainer.state()
+        self._layout = bytes.fromhex(self._trainer.layout.digest)
         self._make = make
         self._folder = StateFolder(settings.state)
         self._finder = connect(settings)
@@ -77,6 +86,9 @@ class Follower:
                     return
                 else:
                     self._say_waiting(offered)
+                    if self._trainer is not None:
+                        self._trainer = None
+                        let_go_of_devices()
                     await self._pause()
         finally:
             await self._finder.close()
@@ -92,9 +104,11 @@ class Follower:
 
     def _next(self, offered: Sequence[OfferedRun]) -> OfferedRun | None:
         """The oldest that is not over, allowed, of this trainer's layout, and not behind us."""
-        digest = bytes.fromhex(self._trainer.layout.digest)
-        fits = [run for run in offered if run.state not in OVER and self._allows(run.name) and run.run not in self._behind]
-        return min((run for run in fits if run.layout_hash == digest), key=lambda run: (run.created_at, run.name), default=None)
+        fits = [run for run in self._open(offered) if run.layout_hash == self._layout and run.run not in self._behind]
+        return min(fits, key=lambda run: (run.created_at, run.name), default=None)
+
+    def _open(self, offered: Sequence[OfferedRun]) -> list[OfferedRun]:
+        return [run for run in offered if run.state not in OVER and self._allows(run.name)]
 
     def _allows(self, name: str) -> bool:
         allowed = self._settings.policy.allowed_runs
@@ -110,9 +124,10 @@ class Follower:
         settings = settings_for(self._settings, chosen.name)
         self._note(chosen.name)
         log.info("run_taken", run=chosen.name, state=str(settings.state))
-        self._trainer.load_state(self._untrained)  # momentum of one run is nothing to the next
+        trainer = self._trainer = self._trainer or self._build()
+        trainer.load_state(self._untrained)  # momentum of one run is nothing to the next
         try:
-            self._daemon = self._make(settings)
+            self._daemon = self._make(settings, trainer)
             await self._daemon.run()
             log.info("run_over", run=chosen.name)
         except ServerAwayError:
@@ -130,8 +145,7 @@ class Follower:
 
     def _say_waiting(self, offered: Sequence[OfferedRun]) -> None:
         """Once for each different answer: which runs there are, and why none is ours."""
-        digest = bytes.fromhex(self._trainer.layout.digest)
-        others = [run.name for run in offered if run.state not in OVER and self._allows(run.name) and run.layout_hash != digest]
+        others = [run.name for run in self._open(offered) if run.layout_hash != self._layout]
         why = f"another model: {', '.join(others)}" if others else "no allowed run is open"
         self._note("")
         if why != self._waiting:
