@@ -28,6 +28,7 @@ KEPT_BY_CHART = {
     "ServerSettings": {
         "host",
         "port",
+        "advertise",
         "health_host",
         "health_port",
         "metrics_host",
@@ -49,7 +50,7 @@ KEPT_BY_CHART = {
         "web_certificate",
         "web_key",
     },
-    "SiloSettings": {"server", "server_name", "run", "role", "credentials", "state", "ledger", "log_json"},
+    "SiloSettings": {"server", "server_name", "run", "role", "credentials", "state", "ledger", "log_json", "when_done"},
 }
 DROPPED = {"description", "default", "title", "format", "writeOnly"}
 _LINE = re.compile(r"^(?P<indent> *)(?P<key>[A-Za-z]\w*):")

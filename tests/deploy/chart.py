@@ -64,6 +64,11 @@ MATRIX: dict[str, dict[str, Any]] = {
             "dataVolume": {"persistentVolumeClaim": {"claimName": "images", "readOnly": True}},
         },
     },
+    "silo-job": {
+        "server": {"enabled": False},
+        "dashboard": {"enabled": False},
+        "silo": {**SILO, "kind": "Job", "server": "federation.example.org:8550", "gpu": {"count": 1}},
+    },
     "existing-secrets": {
         "dashboard": {
             "tokens": {"existingSecret": "tokens"},

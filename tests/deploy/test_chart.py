@@ -11,6 +11,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from fedrep_cli.main import FAILED, USAGE
 from tests.deploy.chart import CHART, HELM, IDENTITIES, MATRIX, REPOSITORY, SILO, Manifest, Refused, case, one, pods, render
 
 KUBERNETES = ("1.29", "1.34")
@@ -59,6 +60,7 @@ def test_readme_and_schema_are_up_to_date() -> None:
         ({"server": {"database": {"kind": "postgresql"}}}, "server.database.existingSecret is empty"),
         ({"server": {"settings": {"grace_seconds": 90}}}, "terminationGracePeriodSeconds must be larger"),
         ({"silo": {"enabled": True}}, "silo.run is empty"),
+        ({"silo": {"enabled": True, "run": "*", "kind": "Job"}}, "silo.kind=Job is for one run"),
         ({"server": {"identity": {"existingSecret": ""}}}, "server.identity.existingSecret is empty"),
         ({"server": {"ingress": {"enabled": True}}}, "server.ingress.host is empty"),
         ({"dashboard": {"ingress": {"enabled": True}}}, "dashboard.ingress.host is empty"),
@@ -95,22 +97,26 @@ def test_user_ids_are_left_to_the_cluster_when_asked(rendered: dict[str, list[Ma
         assert pod["spec"]["securityContext"]["runAsUser"] == 10001
 
 
-def test_probes_ask_the_plaintext_port_and_only_a_leader_is_ready(rendered: dict[str, list[Manifest]]) -> None:
+def test_probes_ask_the_plaintext_port_and_pods_know_their_own_address(rendered: dict[str, list[Manifest]]) -> None:
     server = one(rendered["high-availability"], "Deployment", "fed-fedrep-server")
     (container,) = server["spec"]["template"]["spec"]["containers"]
     assert container["livenessProbe"]["grpc"] == {"port": 8553, "service": "live"}
     assert container["startupProbe"]["grpc"] == {"port": 8553, "service": "live"}
     assert container["readinessProbe"]["grpc"] == {"port": 8553, "service": ""}
+    assert {"name": "FEDREP_SERVER__ADVERTISE", "value": "[$(POD_IP)]:8550"} in container["env"]
+    assert [entry["name"] for entry in container["env"]].index("POD_IP") == 0, "what is used must come before its use"
 
 
-def test_servers_that_share_a_database_keep_nothing_on_their_pods_and_never_wait_for_each_other(
+def test_servers_that_share_a_database_keep_nothing_on_their_pods_and_one_is_always_there(
     rendered: dict[str, list[Manifest]],
 ) -> None:
     manifests = rendered["high-availability"]
     assert not [item for item in manifests if item["kind"] in ("StatefulSet", "PersistentVolumeClaim")]
     server = one(manifests, "Deployment", "fed-fedrep-server")
     assert server["spec"]["replicas"] == 2
-    assert server["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] == "100%"
+    assert server["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+    keys = [item["topologyKey"] for item in server["spec"]["template"]["spec"]["topologySpreadConstraints"]]
+    assert keys == ["topology.kubernetes.io/zone", "kubernetes.io/hostname"]
     (container,) = server["spec"]["template"]["spec"]["containers"]
     assert {"name": "FEDREP_SERVER__DATABASE", "valueFrom": {"secretKeyRef": {"name": "database", "key": "url"}}} in container[
         "env"
@@ -128,10 +134,18 @@ def test_a_server_on_sqlite_has_a_volume(rendered: dict[str, list[Manifest]]) ->
 def test_disruption_budgets_never_block_a_drain(rendered: dict[str, list[Manifest]]) -> None:
     for manifests in rendered.values():
         for budget in (item for item in manifests if item["kind"] == "PodDisruptionBudget"):
-            assert budget["spec"]["selector"]["matchLabels"]["app.kubernetes.io/component"] == "dashboard"
             assert budget["spec"]["maxUnavailable"] == 1
-    assert one(rendered["high-availability"], "PodDisruptionBudget", "fed-fedrep-dashboard")
+            assert budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+    for part in ("server", "dashboard"):
+        assert one(rendered["high-availability"], "PodDisruptionBudget", f"fed-fedrep-{part}")
     assert not [item for item in rendered["sqlite"] if item["kind"] == "PodDisruptionBudget"]
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+def test_a_release_can_be_put_to_sleep(kind: str) -> None:
+    asleep = render({"server": {"replicas": 0, "database": {"kind": kind, "existingSecret": "db"}}, "dashboard": {"replicas": 0}})
+    counts = [item["spec"]["replicas"] for item in asleep if item["kind"] in ("StatefulSet", "Deployment")]
+    assert counts == [0, 0]
 
 
 def test_network_policies_are_on_by_default_and_cover_every_pod(rendered: dict[str, list[Manifest]]) -> None:
@@ -156,6 +170,32 @@ def test_a_gpu_silo_asks_for_its_gpus_and_finds_its_data(rendered: dict[str, lis
     assert spec["nodeSelector"] == {"accelerator": "a100"}
     assert spec["runtimeClassName"] == "nvidia"
     assert {"name": "training-data", "mountPath": "/data", "readOnly": True} in container["volumeMounts"]
+
+
+def test_a_finished_silo_stays_idle_and_a_job_ends_with_its_run(rendered: dict[str, list[Manifest]]) -> None:
+    config = one(rendered["silo-with-gpu"], "ConfigMap", "fed-fedrep-silo")["data"]["client.toml"]
+    assert 'when_done = "wait"' in config, "a StatefulSet starts whatever ends"
+    manifests = rendered["silo-job"]
+    (job,) = [item for item in manifests if item["kind"] == "Job"]
+    assert "when_done" not in one(manifests, "ConfigMap", "fed-fedrep-silo")["data"]["client.toml"]
+    assert not [item for item in manifests if item["kind"] == "StatefulSet"]
+    assert job["spec"]["template"]["spec"]["restartPolicy"] == "Never"
+    first = job["spec"]["podFailurePolicy"]["rules"][0]
+    assert (first["action"], first["onExitCodes"]["values"]) == ("FailJob", [FAILED, USAGE])
+    claim = one(manifests, "PersistentVolumeClaim", "fed-fedrep-silo-state")
+    assert claim["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+    (volume,) = [item for item in job["spec"]["template"]["spec"]["volumes"] if item["name"] == "state"]
+    assert volume["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+
+
+def test_another_run_is_another_job_on_the_same_volume() -> None:
+    def names(run: str) -> list[str]:
+        silo = MATRIX["silo-job"] | {"silo": MATRIX["silo-job"]["silo"] | {"run": run}}
+        return [item["metadata"]["name"] for item in render(silo) if item["kind"] in ("Job", "PersistentVolumeClaim")]
+
+    first, second = names("lungs"), names("hearts")
+    assert first == names("lungs")
+    assert len(set(first) & set(second)) == 1
 
 
 @pytest.mark.parametrize(("component", "kind"), [("server", "StatefulSet"), ("dashboard", "Deployment"), ("silo", "StatefulSet")])

@@ -34,6 +34,10 @@ class Alerts(Section):
 class ServerSettings(Section):
     host: str = Field(default="0.0.0.0", description="address the federation port listens on")
     port: int = Field(default=8550, ge=0, le=65535, description="mTLS port for silos, admins and the dashboard")
+    advertise: str | None = Field(
+        default=None,
+        description="host:port at which other servers on its database reach this one: a standby passes calls on and is ready",
+    )
     health_host: str = Field(default="127.0.0.1", description="address the health port listens on")
     health_port: int | None = Field(default=8553, ge=0, le=65535, description="plaintext port with gRPC health only, for probes")
     metrics_host: str = Field(

@@ -138,6 +138,27 @@ affinity:
 {{- end }}
 {{- end -}}
 
+{{- /* Called with (list $ "component" component-values): replicas keep away from each other's nodes and zones where possible. */ -}}
+{{- define "fedrep.spread" -}}
+{{- $values := index . 2 -}}
+{{- if $values.topologySpreadConstraints }}
+topologySpreadConstraints:
+  {{- toYaml $values.topologySpreadConstraints | nindent 2 }}
+{{- else if and (gt (int $values.replicas) 1) (not $values.affinity) }}
+topologySpreadConstraints:
+  {{- $root := index . 0 }}
+  {{- $component := index . 1 }}
+  {{- range list "topology.kubernetes.io/zone" "kubernetes.io/hostname" }}
+  - maxSkew: 1
+    topologyKey: {{ . }}
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels:
+        {{- include "fedrep.selector" (list $root $component) | nindent 8 }}
+  {{- end }}
+{{- end }}
+{{- end -}}
+
 {{- /* Called with (list secret-name from-cert-manager). cert-manager's file names are turned into ours. */ -}}
 {{- define "fedrep.identityVolume" -}}
 - name: identity
@@ -218,6 +239,7 @@ affinity:
 {{- end -}}
 {{- if .Values.silo.enabled -}}
 {{- if not .Values.silo.run -}}{{- fail "silo.run is empty: name the run this silo takes part in" -}}{{- end -}}
+{{- if and (eq .Values.silo.kind "Job") (eq .Values.silo.run "*") -}}{{- fail "silo.kind=Job is for one run: name it in silo.run, or set silo.kind=StatefulSet" -}}{{- end -}}
 {{- if not .Values.silo.identity.existingSecret -}}
 {{- fail "silo.identity.existingSecret is empty: name the Secret with key.pem, cert.pem and root.pem of this silo" -}}
 {{- end -}}

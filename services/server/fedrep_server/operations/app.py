@@ -1,7 +1,7 @@
 """The server process: ports, health, signals. `serve` runs until it is told to stop, then drains and returns.
 
-On the health port the service `live` says that the process runs; the empty name says that silos may call, which only a
-leader's does.
+On the health port the service `live` says that the process runs; the empty name that silos may call, here or through a standby
+to the leader; the names of the gRPC services, that this server leads.
 """
 
 from __future__ import annotations
@@ -38,12 +38,14 @@ from fedrep_server.config import ServerSettings
 from fedrep_server.operations.alerts import watch_for_trouble
 from fedrep_server.operations.high_availability import OnLost, end_process, take_the_lead
 from fedrep_server.operations.metrics import ServerMetrics
+from fedrep_server.operations.ports import bind
 from fedrep_server.operations.run_metrics import RunCollector
+from fedrep_server.operations.standby import Waiting
 from fedrep_server.operations.telemetry import Telemetry
 from fedrep_server.rounds.coordinator import Coordinator
 from fedrep_server.rounds.interpreter import RoundListener
 from fedrep_server.rounds.model_store import open_model_store
-from fedrep_server.store import Retention, open_store
+from fedrep_server.store import Database, Retention, SqlStore, open_store
 
 log = structlog.get_logger(__name__)
 
@@ -81,8 +83,11 @@ async def start(settings: ServerSettings, on_lost: OnLost = end_process) -> Runn
         health = await _not_yet_serving()
         health_port = await _serve_probes(settings, health, stack)
         metrics = ServerMetrics()
+        metrics_port = _serve_metrics(settings, metrics, stack)
         listeners: list[ServerMetrics | Telemetry] = [metrics, *_telemetry(settings, stack)]
-        coordinator = await _coordinator(settings, credentials, listeners, stack, on_lost)
+        waiting = Waiting(settings, health, metrics.standing)
+        coordinator = await _coordinator(settings, credentials, listeners, stack, waiting, on_lost)
+        metrics.registry.register(RunCollector(coordinator))
         turnstile = Turnstile(settings.calls_at_once, settings.calls_per_second)
         gate = Gate(trust, CallMeter(coordinator, listeners), turnstile)
         # Of one connection, which is one caller's: refusals that are held must not be without number.
@@ -90,9 +95,8 @@ async def start(settings: ServerSettings, on_lost: OnLost = end_process) -> Runn
         server = grpc.aio.server(interceptors=[gate], options=[*server_options(LARGEST_RECEIVED), *CROWD, *WINDOW, *streams])
         _add_services(server, coordinator, health)
         secure = server_credentials(key_pair_loader(settings.credentials), credentials.root)
-        port = _bind(lambda: server.add_secure_port(f"{settings.host}:{settings.port}", secure), settings.host, settings.port)
+        port = bind(lambda: server.add_secure_port(f"{settings.host}:{settings.port}", secure), settings.host, settings.port)
         stack.push_async_callback(server.stop, DRAIN_SECONDS)
-        metrics_port = _serve_metrics(settings, metrics, coordinator, stack)
         await server.start()
         stack.push_async_callback(coordinator.shut_down)
         for work in (
@@ -153,13 +157,16 @@ async def _coordinator(
     credentials: Credentials,
     listeners: Sequence[RoundListener],
     stack: AsyncExitStack,
+    waiting: Waiting,
     on_lost: OnLost,
 ) -> Coordinator:
     _make_folder(settings.data)
     kept = Retention(update_payloads=settings.retention.updates, events=settings.retention.events)
-    store = await asyncio.to_thread(open_store, settings.database_url, kept)
+    database = Database(settings.database_url)
+    store = SqlStore(database, kept)
     stack.push_async_callback(asyncio.to_thread, store.close)
-    await take_the_lead(store.database, settings.data, stack, on_lost)
+    stack.push_async_callback(waiting.close)
+    await take_the_lead(database, settings.advertise, stack, waiting, on_lost)
     models = open_model_store(settings.model_store, settings.data / "models", store.database)
     coordinator = Coordinator(settings, store, models, credentials, listeners)
     coordinator.watchers.attach()
@@ -232,20 +239,17 @@ async def _serve_probes(settings: ServerSettings, health: HealthServicer, stack:
     probes = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     health_pb2_grpc.add_HealthServicer_to_server(health, probes)
     host, wanted = settings.health_host, settings.health_port
-    port = _bind(lambda: probes.add_insecure_port(f"{host}:{wanted}"), host, wanted)
+    port = bind(lambda: probes.add_insecure_port(f"{host}:{wanted}"), host, wanted)
     await probes.start()
     stack.push_async_callback(probes.stop, 0)
     return port
 
 
-def _serve_metrics(
-    settings: ServerSettings, metrics: ServerMetrics, coordinator: Coordinator, stack: AsyncExitStack
-) -> int | None:
+def _serve_metrics(settings: ServerSettings, metrics: ServerMetrics, stack: AsyncExitStack) -> int | None:
+    """A standby has figures too; those of runs come with the lead."""
     wanted = settings.metrics_port
     if wanted is None:
         return None
-
-    metrics.registry.register(RunCollector(coordinator))
 
     def listen() -> int:
         listening, _ = start_http_server(wanted, settings.metrics_host, metrics.registry)
@@ -253,7 +257,7 @@ def _serve_metrics(
         stack.callback(listening.shutdown)
         return listening.server_port
 
-    return _bind(listen, settings.metrics_host, wanted)
+    return bind(listen, settings.metrics_host, wanted)
 
 
 def _make_folder(folder: Path) -> None:
@@ -261,14 +265,3 @@ def _make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StoreUnavailableError(f"The data folder {folder} cannot be created: {error.strerror}.") from error
-
-
-def _bind(bind: Callable[[], int], host: str, port: int) -> int:
-    try:
-        return bind()
-    except (RuntimeError, OSError) as error:
-        raise SettingsError(
-            f"cannot listen on {host}:{port}; another program uses the port, or the address is not this machine's. "
-            "Choose another in the server's settings",
-            reason="PORT_IN_USE",
-        ) from error

@@ -187,7 +187,7 @@ def _fill(database: Database, data_folder: Path, models_kind: str, manifest: dic
     if present not in (None, manifest["revision"]):
         raise SettingsError(f"The database {database.shown} has tables of another version. Give an empty one.")
     migrate(database, manifest["revision"])
-    lead = leadership_of(database, data_folder, "restore")
+    lead = leadership_of(database, data_folder, "restore", manifest["revision"])
     try:
         if not lead.acquire(0):
             raise SettingsError(f"A server is using {database.shown}. Stop it before restoring.")

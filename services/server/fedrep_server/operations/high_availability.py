@@ -1,10 +1,11 @@
 """Several servers on one PostgreSQL: one leads, the others stand by, ready to take over within seconds.
 
-The order is the point. The store is opened, then the lead is waited for, and only then are runs read: a standby holds no
-state that could be old. While it waits, the process is alive and not ready, so that no silo is sent to it. A leader asks
-for its lead about once a second; once the lead is lost, or the database does not answer in time, the process ends at once.
-It must not finish anything: another server may be leading, and what was not committed is not true. The supervisor (systemd,
-Kubernetes) starts it again, as a standby.
+The order is the point. The lead is waited for, then the schema is migrated, and only then are runs read: a standby holds no
+state that could be old. While it waits it passes connections on to the leader, if it was told under which address it is
+reached itself, and is ready; otherwise it is alive and not ready, so that no silo is sent to it. A database that is away is
+waited for, at the start too. A leader asks for its lead about once a second; once the lead is lost, or the database does not
+answer in time, the process ends at once. It must not finish anything: another server may be leading, and what was not committed
+is not true. The supervisor (systemd, Kubernetes) starts it again, as a standby.
 
 On SQLite there is one server, held by the lock on its data folder.
 """
@@ -18,13 +19,13 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 import structlog
 
-from fedrep_server.operations.leadership import Leadership, leadership_of
+from fedrep_server.operations.leadership import Leadership, PostgresLeadership, Seen, holder_name
 from fedrep_server.store import Database
+from fedrep_server.store.schema import migrate
 
 log = structlog.get_logger(__name__)
 
@@ -36,26 +37,44 @@ ANSWER_SECONDS = 5.0
 OnLost = Callable[[], None]
 
 
-async def take_the_lead(database: Database, data_folder: Path, stack: AsyncExitStack, on_lost: OnLost) -> None:
-    """Returns once this server leads; from then on `stack` holds what keeps the lead and gives it back at the end."""
+class Standing(Protocol):
+    """Told what a server that does not lead has seen, whenever it has asked."""
+
+    async def stands_by(self, seen: Seen) -> None: ...
+    async def leads(self) -> None:
+        """The lead is this server's; nothing is read or served yet."""
+        ...
+
+    def lead_held(self) -> None:
+        """The database has just confirmed it."""
+        ...
+
+
+async def take_the_lead(
+    database: Database, address: str | None, stack: AsyncExitStack, standing: Standing, on_lost: OnLost
+) -> None:
+    """Returns once this server leads and the schema is its own; from then on `stack` holds what keeps and returns the lead."""
     if database.is_sqlite:
+        await asyncio.to_thread(migrate, database)
+        await standing.leads()
         return
-    lead = leadership_of(database, data_folder, f"{socket.gethostname()}/{os.getpid()}")
+    lead = PostgresLeadership(database, holder_name(socket.gethostname(), os.getpid(), address))
     stack.push_async_callback(asyncio.to_thread, lead.release)
     waited = False
     while not await asyncio.to_thread(lead.acquire, ASK_SECONDS):
-        if not waited:
-            log.info("standing_by", why="another server leads, or the database does not answer")
-            waited = True
+        await standing.stands_by(lead.seen)
+        waited = True
+    await standing.leads()
     log.info("leading", after_standing_by=waited)
-    stack.callback(asyncio.create_task(_keep_the_lead(lead, on_lost)).cancel)
+    stack.callback(asyncio.create_task(_keep_the_lead(lead, standing, on_lost)).cancel)
 
 
-async def _keep_the_lead(lead: Leadership, on_lost: OnLost) -> None:
+async def _keep_the_lead(lead: Leadership, standing: Standing, on_lost: OnLost) -> None:
     # A thread of its own: the loop's threads may all be busy with a round's sums, which must not look like a lost lead.
     thread = ThreadPoolExecutor(1, "lead")
     try:
         while await _held(lead, thread):
+            standing.lead_held()
             await asyncio.sleep(ASK_SECONDS)
     finally:
         thread.shutdown(wait=False)

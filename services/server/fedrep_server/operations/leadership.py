@@ -3,7 +3,8 @@
 The lock lives as long as its session: when the leader dies or is cut off, the database drops the lock and a standby gets
 it. A former leader that has not noticed yet is stopped by the fence: every write transaction checks, in the database,
 that the lock's session still holds it and that the term has not moved on. The check keeps the term's row locked until
-commit, and a new leader raises the term before it reads anything: what the old one still commits, the new one sees.
+commit, and a new leader raises the term before it reads anything: what the old one still commits, the new one sees. The
+schema is migrated by whoever has just got the lead, after that: never under another leader.
 
 Who lost the lead ends its process and starts afresh: nothing that it knew from before may reach the store.
 
@@ -16,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,11 +26,23 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from fedrep.errors import SettingsError, StoreUnavailableError
 from fedrep_runtime.files import lock_folder
-from fedrep_server.store.database import Database, make_engine
+from fedrep_server.store.database import Database, make_engine, sentence
+from fedrep_server.store.schema import migrate
 from fedrep_server.store.tables import leadership
 
 LEADER_LOCK = 0x666564726C  # "fedrl"
 RETRY_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the last vain attempt saw: why the database could not be asked, or, if it answered, the address of the leader.
+
+    The address is empty where the leader has given none.
+    """
+
+    leader: str = ""
+    trouble: str = ""
 
 
 class Leadership(Protocol):
@@ -45,9 +59,9 @@ class Leadership(Protocol):
     def release(self) -> None: ...
 
 
-def leadership_of(database: Database, data_folder: Path, holder: str) -> Leadership:
-    """`holder` names this server to the operator, for example its host name."""
-    return FolderLeadership(data_folder) if database.is_sqlite else PostgresLeadership(database, holder)
+def leadership_of(database: Database, data_folder: Path, holder: str, revision: str = "head") -> Leadership:
+    """`holder` names this server to the operator, for example its host name. `revision`: of the schema, on PostgreSQL."""
+    return FolderLeadership(data_folder) if database.is_sqlite else PostgresLeadership(database, holder, revision)
 
 
 class FolderLeadership:
@@ -83,9 +97,10 @@ class FolderLeadership:
 class PostgresLeadership:
     """Also the fence of its database, from `acquire` on: what is not written as the leader is not written at all."""
 
-    def __init__(self, database: Database, holder: str) -> None:
+    def __init__(self, database: Database, holder: str, revision: str = "head") -> None:
         self._database = database
         self._holder = holder
+        self._revision = revision
         self._engine = make_engine(database.url, poolclass=NullPool)
         self._session: Connection | None = None
         self._one_caller = threading.Lock()
@@ -93,6 +108,7 @@ class PostgresLeadership:
         self._term = 0
         self._pid = 0
         self.lost = False
+        self.seen = Seen()
 
     def acquire(self, wait_seconds: float | None = None) -> bool:
         return _retry(self._try, wait_seconds, self._released)
@@ -103,18 +119,27 @@ class PostgresLeadership:
             try:
                 session = self._session or self._connect()
                 if not session.execute(text("SELECT pg_try_advisory_lock(:key)"), {"key": LEADER_LOCK}).scalar_one():
+                    self.seen = Seen(leader=_address_of_leader(session))
                     return False
-                # Waits for whatever the former leader is committing at this moment.
-                term = session.execute(
-                    update(leadership).values(term=leadership.c.term + 1, holder=self._holder).returning(leadership.c.term)
-                ).scalar_one()
+                term = self._raise_term(session) if _has_tables(session) else None
+                migrate(self._database, self._revision)
+                self._term = self._raise_term(session) if term is None else term
                 self._pid = session.execute(text("SELECT pg_backend_pid()")).scalar_one()
-            except DBAPIError:
+            except DBAPIError as error:
+                self.seen = Seen(trouble=sentence(self._database.shown, error.orig or error))
                 self._disconnect()
                 return False
-            self._term = term
+            except StoreUnavailableError as error:
+                self.seen = Seen(trouble=str(error))
+                self._disconnect()
+                return False
             self._database.fence = self
             return True
+
+    def _raise_term(self, session: Connection) -> int:
+        """Waits for whatever the former leader is committing at this moment."""
+        raised = update(leadership).values(term=leadership.c.term + 1, holder=self._holder).returning(leadership.c.term)
+        return int(session.execute(raised).scalar_one())
 
     def _connect(self) -> Connection:
         self._session = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
@@ -156,6 +181,21 @@ class PostgresLeadership:
                 self._session.close()
                 self._session = None
             self._engine.dispose()
+
+
+def holder_name(host: str, process: int, address: str | None) -> str:
+    """A name for the operator, and behind it, for the standbys, where this server is reached."""
+    return f"{host}/{process}" + (f"@{address}" if address else "")
+
+
+def _address_of_leader(session: Connection) -> str:
+    if not _has_tables(session):
+        return ""  # the leader is making them
+    return str(session.execute(select(leadership.c.holder)).scalar_one()).partition("@")[2]
+
+
+def _has_tables(session: Connection) -> bool:
+    return session.execute(text("SELECT to_regclass('leadership')")).scalar_one() is not None
 
 
 _LOCK_HELD = text(

@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, PlatformCollector, ProcessCollector
 
+from fedrep import __version__
 from fedrep_server.calls.meter import FinishedCall
 from fedrep_server.rounds.interpreter import EndedRound
 
 PHASES = ("propose", "submit", "confirm", "reveal")
+
+
+class StandingFigures:
+    """Whether this server leads, and when it last heard of the database it asks for the lead."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._leads = Gauge("fedrep_leader", "1 while this server leads; a standby says 0", registry=registry)
+        self._reachable = Gauge("fedrep_database_reachable", "1 while the database answers", registry=registry)
+        self._answered = Gauge(
+            "fedrep_database_answered_timestamp_seconds",
+            "Unix time at which the database last told this server who leads",
+            registry=registry,
+        )
+
+    def database_answered(self, whether: bool) -> None:
+        self._reachable.set(whether)
+        if whether:
+            self._answered.set(time.time())
+
+    def led(self) -> None:
+        self._leads.set(1)
+        self.database_answered(True)
 
 
 class ServerMetrics:
@@ -17,6 +41,10 @@ class ServerMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        Gauge("fedrep_build_info", "1; the release that runs", ["version"], registry=self.registry).labels(__version__).set(1)
+        self.standing = StandingFigures(self.registry)
         counter = partial(Counter, registry=self.registry)
         gauge = partial(Gauge, registry=self.registry)
         histogram = partial(Histogram, registry=self.registry)

@@ -138,9 +138,9 @@ class Database:
         except PoolTimeout:
             raise StoreUnavailableError(f"The database {self.shown} is too busy: no connection became free in time.") from None
         except DBAPIError as error:
-            raise StoreUnavailableError(_sentence(self.shown, error.orig or error)) from error
+            raise StoreUnavailableError(sentence(self.shown, error.orig or error)) from error
         except sqlite3.Error as error:
-            raise StoreUnavailableError(_sentence(self.shown, error)) from error
+            raise StoreUnavailableError(sentence(self.shown, error)) from error
 
 
 def _prepare_sqlite(connection: Any, _record: object) -> None:
@@ -190,7 +190,7 @@ _POSTGRES_SENTENCES = {
 }
 
 
-def _sentence(shown: str, error: BaseException) -> str:
+def sentence(shown: str, error: BaseException) -> str:
     if isinstance(error, sqlite3.Error):
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the low byte is the primary result code
         if code in _SQLITE_SENTENCES:

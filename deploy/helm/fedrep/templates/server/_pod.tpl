@@ -15,15 +15,7 @@ metadata:
 spec:
   {{- include "fedrep.podCommon" (list . $server) | nindent 2 }}
   terminationGracePeriodSeconds: {{ $server.terminationGracePeriodSeconds }}
-  {{- if and (gt (int $server.replicas) 1) (not $server.affinity) }}
-  topologySpreadConstraints:
-    - maxSkew: 1
-      topologyKey: kubernetes.io/hostname
-      whenUnsatisfiable: ScheduleAnyway
-      labelSelector:
-        matchLabels:
-          {{- include "fedrep.selector" (list . "server") | nindent 10 }}
-  {{- end }}
+  {{- include "fedrep.spread" (list . "server" $server) | nindent 2 }}
   containers:
     - name: server
       image: {{ include "fedrep.image" (list . "server") }}
@@ -33,6 +25,13 @@ spec:
       {{- if or (eq $server.database.kind "postgresql") $server.extraEnv }}
       env:
         {{- if eq $server.database.kind "postgresql" }}
+        # Where standbys find this pod when it leads.
+        - name: POD_IP
+          valueFrom:
+            fieldRef:
+              fieldPath: status.podIP
+        - name: FEDREP_SERVER__ADVERTISE
+          value: "[$(POD_IP)]:8550"
         - name: FEDREP_SERVER__DATABASE
           valueFrom:
             secretKeyRef:
@@ -47,7 +46,7 @@ spec:
         - {name: grpc, containerPort: 8550}
         - {name: health, containerPort: 8553}
         - {name: metrics, containerPort: 8554}
-      # The process is alive as a standby too; only a leader is ready.
+      # Ready: it leads, or it stands by and passes calls on to the leader.
       startupProbe:
         grpc: {port: 8553, service: live}
         periodSeconds: 2

@@ -1,0 +1,22 @@
+"""Ports that cannot be had, as a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fedrep.errors import SettingsError
+
+
+def bind(listen: Callable[[], int], host: str, port: int) -> int:
+    try:
+        return listen()
+    except (RuntimeError, OSError) as error:
+        raise cannot_listen(host, port) from error
+
+
+def cannot_listen(host: str, port: int) -> SettingsError:
+    return SettingsError(
+        f"cannot listen on {host}:{port}; another program uses the port, or the address is not this machine's. "
+        "Choose another in the server's settings",
+        reason="PORT_IN_USE",
+    )
