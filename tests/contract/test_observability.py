@@ -160,7 +160,7 @@ def test_probes_metrics_and_reflection_tell_what_they_should(people: People, tmp
     with LiveServer(people, tmp_path, metrics_port=0) as again:
         address = f"http://127.0.0.1:{again.running.metrics_port}/metrics"
         later = urllib.request.urlopen(address).read().decode().splitlines()
-    spent = next(line for line in text.splitlines() if line.startswith("fedrep_epsilon_total{"))
+    spent = next(line for line in text.splitlines() if line.startswith("fedrep_epsilon_spent{"))
     assert float(spent.split()[-1]) > 0
     for line in (spent, 'fedrep_model_version{run="measured"} 2.0'):
         assert line in later, "a restart takes nothing back"
@@ -174,7 +174,7 @@ def test_probes_metrics_and_reflection_tell_what_they_should(people: People, tmp
         'fedrep_clip_range{run="measured"} 1.0',
     ):
         assert line in text, text
-    for name in ("fedrep_bytes_total{", "fedrep_buffer_distance{", "fedrep_epsilon_round{", "fedrep_epsilon_total{"):
+    for name in ("fedrep_bytes_total{", "fedrep_buffer_distance{", "fedrep_epsilon_round{", "fedrep_epsilon_spent{"):
         assert name in text
 
 

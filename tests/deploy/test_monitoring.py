@@ -25,6 +25,7 @@ from tests.harness.processes import run_scenario
 ALERTS = REPOSITORY / "deploy" / "prometheus" / "alerts.yaml"
 GRAFANA = REPOSITORY / "deploy" / "grafana" / "fedrep.json"
 GUIDE = REPOSITORY / "docs" / "operations.md"
+HOME = "https://github.com/fedrep/fedrep/blob/main"
 SUFFIXES = ("_total", "_bucket", "_sum", "_count", "_created")
 
 
@@ -86,7 +87,7 @@ def test_every_alert_has_a_chapter_in_the_guide() -> None:
     headings = {line.removeprefix("### ").strip() for line in GUIDE.read_text().splitlines() if line.startswith("### ")}
     for rule in rules():
         assert rule["alert"] in headings
-        assert rule["annotations"]["runbook"] == f"docs/operations.md#{rule['alert'].lower()}"
+        assert rule["annotations"]["runbook_url"] == f"{HOME}/docs/operations.md#{rule['alert'].lower()}"
         assert rule["labels"]["severity"] in ("critical", "warning", "info")
 
 
@@ -94,6 +95,12 @@ def test_every_alert_has_a_chapter_in_the_guide() -> None:
 def test_promtool_accepts_the_alert_rules() -> None:
     done = subprocess.run(["promtool", "check", "rules", ALERTS], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is missing (Debian: apt-get install prometheus).")
+def test_promtool_accepts_the_names_of_the_figures(tmp_path: Path) -> None:
+    done = subprocess.run(["promtool", "check", "metrics"], input=scraped(tmp_path), capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
 def test_panels_of_the_dashboard_do_not_overlap() -> None:

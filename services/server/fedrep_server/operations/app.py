@@ -83,6 +83,8 @@ async def start(settings: ServerSettings, on_lost: OnLost = end_process) -> Runn
         health = await _not_yet_serving()
         health_port = await _serve_probes(settings, health, stack)
         metrics = ServerMetrics()
+        _make_folder(settings.data)
+        metrics.watch_disk(settings.data)
         metrics_port = _serve_metrics(settings, metrics, stack)
         listeners: list[ServerMetrics | Telemetry] = [metrics, *_telemetry(settings, stack)]
         waiting = Waiting(settings, health, metrics.standing)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from functools import partial
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, PlatformCollector, ProcessCollector
 
@@ -52,6 +54,7 @@ class ServerMetrics:
         self._seconds = histogram("fedrep_rpc_seconds", "Time in an RPC, waiting included", ["method"])
         self._bytes = counter("fedrep_bytes", "Bytes of messages", ["method", "caller", "direction"])
         self._rounds = counter("fedrep_rounds", "Rounds ended", ["run", "outcome"])
+        self._failures = counter("fedrep_commit_failures", "Starts and ends of rounds that the database did not take at once")
         self._phase = histogram("fedrep_phase_seconds", "Duration of a phase", ["run", "phase"])
         self._dropouts = counter("fedrep_dropouts", "Silos missing at a stage", ["run", "stage"])
         self._buffers = counter("fedrep_buffers", "Buffers opened or not", ["run", "fate"])
@@ -59,6 +62,16 @@ class ServerMetrics:
         self._range = gauge("fedrep_clip_range", "R, the range values are clipped to", ["run"])
         self._clip_rate = gauge("fedrep_clip_rate", "Share of proposers whose values the range clips", ["run"])
         self._epsilon = gauge("fedrep_epsilon_round", "Exact epsilon of one proposal; absent without guarantee", ["run"])
+
+    def watch_disk(self, folder: Path) -> None:
+        """Of the data folder; a database server's disk is its own operator's."""
+        free = Gauge("fedrep_data_free_bytes", "Free space where the data folder is", registry=self.registry)
+        size = Gauge("fedrep_data_size_bytes", "Size of the disk where the data folder is", registry=self.registry)
+        free.set_function(lambda: shutil.disk_usage(folder).free)
+        size.set_function(lambda: shutil.disk_usage(folder).total)
+
+    def commit_failed(self) -> None:
+        self._failures.inc()
 
     def called(self, call: FinishedCall) -> None:
         short = call.method.rsplit("/", 1)[-1]

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from fedrep.errors import FedrepError
@@ -54,7 +54,7 @@ class RunCollector(Collector):
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
+    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         by_run = ["run"]
         active = GaugeMetricFamily("fedrep_run_active", "1 while a run waits for silos or plays rounds", labels=by_run)
         quiet = GaugeMetricFamily("fedrep_run_quiet_seconds", "Time since a round ended, or since the start", labels=by_run)
@@ -64,9 +64,14 @@ class RunCollector(Collector):
         number = GaugeMetricFamily("fedrep_round", "Last round that ended", labels=by_run)
         version = GaugeMetricFamily("fedrep_model_version", "Latest model version", labels=by_run)
         spent = GaugeMetricFamily(
-            "fedrep_epsilon_total",
+            "fedrep_epsilon_spent",
             "Largest sum of epsilon over the proposals of one silo, counted here or told by it; infinite without guarantee",
             labels=by_run,
+        )
+        rounds = CounterMetricFamily(
+            "fedrep_run_rounds",
+            "Rounds that a run has had, by the database: restarts and the rounds they skipped are in it",
+            labels=["run", "outcome"],
         )
         records = RecordFamilies()
         for driver in self._coordinator.drivers:
@@ -80,10 +85,12 @@ class RunCollector(Collector):
             number.add_metric(labels, driver.last_round)
             version.add_metric(labels, driver.model.state.version)
             with suppress(FedrepError):  # a database that is away costs this figure, not the others
-                total = self._coordinator.store.summary(driver.manifest.name).epsilon_total
-                spent.add_metric(labels, math.inf if total is None else total)
+                figures = self._coordinator.store.summary(driver.manifest.name)
+                spent.add_metric(labels, math.inf if figures.epsilon_total is None else figures.epsilon_total)
+                rounds.add_metric([*labels, "applied"], figures.rounds_applied)
+                rounds.add_metric([*labels, "skipped"], figures.rounds_skipped)
                 records.add(driver.manifest, self._coordinator.store.silo_rows(driver.manifest.name))
-        yield from (active, quiet, present, allowed, quorum, number, version, spent, *records)
+        yield from (active, quiet, present, allowed, quorum, number, version, spent, rounds, *records)
         yield from self._certificate()
 
     def _certificate(self) -> Iterator[GaugeMetricFamily]:

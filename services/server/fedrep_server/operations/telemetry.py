@@ -63,6 +63,9 @@ class Telemetry:
             span.set_status(Status(StatusCode.ERROR, row.reason))
         span.end(at)
 
+    def commit_failed(self) -> None:
+        """No span: the round's own will say how long it took."""
+
     def close(self) -> None:
         """Sends what is left; a collector that is away is not waited for long."""
         self._provider.shutdown()

@@ -56,6 +56,9 @@ class EndedRound:
 
 class RoundListener(Protocol):
     def round_ended(self, ended: EndedRound) -> None: ...
+    def commit_failed(self) -> None:
+        """The database did not take the end or the start of a round; it is tried again."""
+        ...
 
 
 class Interpreter:
@@ -170,6 +173,7 @@ class Interpreter:
                 break
             except FedrepError as error:
                 log.error("round_not_committed", run=self._name, round=row.round, problem=str(error))
+                self._say_failed()
                 if self._stopping:
                     raise
                 await asyncio.sleep(pause)
@@ -188,6 +192,10 @@ class Interpreter:
         )
         await self._saved(save)
         await self._tidy()
+
+    def _say_failed(self) -> None:
+        for listener in self._listeners:
+            listener.commit_failed()
 
     async def _tidy(self) -> None:
         """After everybody has been answered; what cannot be tidied now is tidied after the next round."""
@@ -252,5 +260,6 @@ class Interpreter:
                 return
             except FedrepError as error:  # the database is away: the run waits for it
                 log.error("round_not_started", run=self._name, problem=str(error))
+                self._say_failed()
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)

@@ -1,0 +1,79 @@
+"""The alert rules, played against recorded series: each fires when it should, and none when all is well."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.deploy.chart import MATRIX, REPOSITORY, one, render
+
+PROMETHEUS = REPOSITORY / "deploy" / "prometheus"
+HISTORIES = PROMETHEUS / "alerts.test.yaml"
+PROMTOOL = pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="promtool is missing (Debian: apt-get install prometheus)."
+)
+
+
+def rules() -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((PROMETHEUS / "alerts.yaml").read_text())
+    return loaded
+
+
+def names() -> list[str]:
+    return [rule["alert"] for group in rules()["groups"] for rule in group["rules"]]
+
+
+@pytest.mark.parametrize("alert", names())
+def test_an_alert_has_a_history_in_which_it_fires_and_one_in_which_it_does_not(alert: str) -> None:
+    cases = [case for history in yaml.safe_load(HISTORIES.read_text())["tests"] for case in history["alert_rule_test"]]
+    expected = [bool(case["exp_alerts"]) for case in cases if case["alertname"] == alert]
+    assert set(expected) == {True, False}
+
+
+def played(folder: Path, changed: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    for group in changed["groups"]:
+        for rule in group["rules"]:
+            rule.pop("annotations")
+    (folder / "alerts.yaml").write_text(yaml.safe_dump(changed))
+    shutil.copy(HISTORIES, folder)
+    return subprocess.run(
+        ["promtool", "test", "rules", folder / HISTORIES.name], capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+@PROMTOOL
+def test_promtool_plays_the_histories_as_they_are_written(tmp_path: Path) -> None:
+    done = played(tmp_path, rules())
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@PROMTOOL
+@pytest.mark.parametrize("alert", names())
+def test_the_histories_notice_an_alert_that_never_fires(alert: str, tmp_path: Path) -> None:
+    broken = rules()
+    for group in broken["groups"]:
+        for rule in group["rules"]:
+            if rule["alert"] == alert:
+                rule["expr"] = "vector(1) > 2"
+    assert played(tmp_path, broken).returncode != 0
+
+
+def test_the_chart_asks_for_its_own_namespace_and_for_no_dashboard_that_it_does_not_run() -> None:
+    def expressions(values: dict[str, Any]) -> dict[str, str]:
+        asked = values | {"metrics": {"prometheusRule": {"enabled": True, "runbooks": "https://wiki.example.org/fedrep"}}}
+        (group,) = one(render(asked), "PrometheusRule", "fed-fedrep")["spec"]["groups"]
+        for rule in group["rules"]:
+            assert rule["annotations"]["runbook_url"] == f"https://wiki.example.org/fedrep#{rule['alert'].lower()}"
+        return {rule["alert"]: rule["expr"] for rule in group["rules"]}
+
+    full = expressions(MATRIX["high-availability"])
+    assert full["FedrepServerDown"] == 'absent(fedrep_leader{namespace="fedrep"})'
+    assert full["FedrepDashboardDown"] == 'absent(fedrep_dashboard_server_reachable{namespace="fedrep"})'
+    assert list(full) == names()
+    alone = expressions({"dashboard": {"enabled": False}})
+    assert set(names()) - set(alone) == {"FedrepDashboardDown", "FedrepServerUnreachable"}
