@@ -72,8 +72,8 @@ def create_app(settings: DashboardSettings, connection: Connection | None = None
     app.state.connection = connection
     app.state.gate = Gate(settings)
     app.state.feeds = feeds
-    app.state.metrics = Metrics(observer)
     app.state.uploads = uploads.Uploads(settings.largest_model_mb)
+    app.state.metrics = Metrics(observer, settings.credentials)
     app.include_router(api.session_router)
     app.include_router(api.router)
     app.include_router(actions.router)

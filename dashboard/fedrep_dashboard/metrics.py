@@ -3,18 +3,43 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from fedrep.errors import FedrepError
 from fedrep_dashboard.live import Message as LiveMessage
 from fedrep_dashboard.observer import Observer
+from fedrep_identity.certificates import Credentials
+
+
+class CertificateCollector(Collector):
+    """From the folder, where a renewed one appears."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        try:
+            ends = Credentials.load(self._folder).certificate.not_valid_after_utc
+        except FedrepError:
+            return  # half replaced; the next question finds the whole
+        yield GaugeMetricFamily(
+            "fedrep_dashboard_certificate_expires_timestamp_seconds",
+            "Unix time at which the dashboard's certificate ends",
+            ends.timestamp(),
+        )
 
 
 class Metrics:
-    def __init__(self, observer: Observer) -> None:
+    def __init__(self, observer: Observer, credentials: Path | None = None) -> None:
         self.registry = CollectorRegistry()
+        if credentials is not None:
+            self.registry.register(CertificateCollector(credentials))
         labels = ("method", "route", "status")
         self.requests = Counter("fedrep_dashboard_requests", "HTTP requests answered.", labels, registry=self.registry)
         self.seconds = Histogram("fedrep_dashboard_request_seconds", "Time to the answer.", ("route",), registry=self.registry)

@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 import yaml
-from prometheus_client import generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fedrep_dashboard.metrics import Metrics
+from fedrep_identity.authority import CertificateAuthority
+from fedrep_identity.authority_metrics import AuthorityCollector
 from fedrep_server.operations.metrics import ServerMetrics
 from tests.deploy.chart import REPOSITORY
 from tests.harness.federation import Federation
@@ -64,7 +66,10 @@ def test_every_figure_that_is_asked_for_exists(tmp_path: Path) -> None:
             reachable, since = True, 0.0
 
     page = scraped(tmp_path) + generate_latest(ServerMetrics().registry).decode()
-    page += Metrics(Reachable()).text().decode()  # type: ignore[arg-type]
+    page += Metrics(Reachable(), tmp_path / "identities" / "server").text().decode()  # type: ignore[arg-type]
+    authority = CollectorRegistry()
+    authority.register(AuthorityCollector(CertificateAuthority.create(tmp_path / "ca", "lungs", "a passphrase for tests")))
+    page += generate_latest(authority).decode()
     known = {family.name for family in text_string_to_metric_families(page)}
     for query in queries():
         for name in re.findall(r"\bfedrep_\w+", query):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from fedrep.errors import SettingsError
 from fedrep_identity.authority import CertificateAuthority
@@ -14,13 +16,39 @@ from fedrep_runtime.files import lock_folder
 from fedrep_runtime.logging import configure_logging
 
 
+@contextmanager
+def _metrics(authority: CertificateAuthority, settings: AuthoritySettings) -> Iterator[None]:
+    if settings.metrics_port is None:
+        yield
+        return
+    from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+
+    from fedrep_identity.authority_metrics import AuthorityCollector
+
+    registry = CollectorRegistry()
+    registry.register(AuthorityCollector(authority))
+    ProcessCollector(registry=registry)
+    try:
+        listening, _ = start_http_server(settings.metrics_port, settings.metrics_host, registry)
+    except OSError as error:
+        raise SettingsError(
+            f"cannot listen on {settings.metrics_host}:{settings.metrics_port} for metrics; choose another `metrics_port`",
+            reason="PORT_IN_USE",
+        ) from error
+    try:
+        yield
+    finally:
+        listening.shutdown()
+        listening.server_close()
+
+
 async def serve_authority(authority: CertificateAuthority, settings: AuthoritySettings) -> None:
     configure_logging("ca", settings.log_json)
     try:
         public: PublicAddresses | None = PublicAddresses.load(settings.folder)
     except SettingsError:  # an authority made by hand; silos then get the address it listens on
         public = None
-    with lock_folder(settings.folder):
+    with lock_folder(settings.folder), _metrics(authority, settings):
         server = AuthorityServer(EnrolmentDesk(authority, settings.days), settings.listening(public), settings.limits())
         await server.start()
         stop = asyncio.Event()

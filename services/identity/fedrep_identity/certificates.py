@@ -112,22 +112,36 @@ class Credentials:
     def key_pair(self) -> KeyPair:
         return KeyPair(self.key_pem, self.chain)
 
-    def trust_store(self, revocations: bytes | None = None, *, skew: dt.timedelta = CLOCK_SKEW) -> TrustStore:
+    def trust_store(
+        self, revocations: bytes | None = None, *, skew: dt.timedelta = CLOCK_SKEW, needs_lists: bool = False
+    ) -> TrustStore:
         """A judge that knows the root and, from the own chain, the intermediate authority."""
-        store = TrustStore(self.root, load_chain(self.chain)[1:], skew=skew)
+        store = TrustStore(self.root, load_chain(self.chain)[1:], skew=skew, needs_lists=needs_lists)
         if revocations is not None:
             store.update_revocations(revocations)
         return store
 
 
 class TrustStore:
-    """Judges certificates against one federation's root. Threads may share it: updates replace whole values."""
+    """Judges certificates against one federation's root. Threads may share it: updates replace whole values.
 
-    def __init__(self, root: bytes, intermediates: Iterable[x509.Certificate] = (), *, skew: dt.timedelta = CLOCK_SKEW) -> None:
+    With `needs_lists` nobody is believed of whose authority no revocation list is known, or only one that is older than the
+    authority has signed that a list may become.
+    """
+
+    def __init__(
+        self,
+        root: bytes,
+        intermediates: Iterable[x509.Certificate] = (),
+        *,
+        skew: dt.timedelta = CLOCK_SKEW,
+        needs_lists: bool = False,
+    ) -> None:
         self.root = load_chain(root)[0]
         self.federation = _federation_of(self.root)
         self.revoked = Revocations()
         self._skew = skew
+        self._needs_lists = needs_lists
         self._intermediates = tuple(intermediates)
         self._proven: dict[bytes, tuple[x509.Certificate, ...]] = {}
 
@@ -147,7 +161,7 @@ class TrustStore:
                 "Use the certificate issued for this federation.",
                 reason="WRONG_FEDERATION",
             )
-        self._check_revocation(path, identity)
+        self._check_revocation(path, identity, now)
         if identity.role not in allowed_by(path):
             raise CryptoError(
                 f"The certificate of {identity} was signed by an intermediate authority that the root lets certify "
@@ -241,9 +255,16 @@ class TrustStore:
             )
         return path
 
-    def _check_revocation(self, path: Sequence[x509.Certificate], identity: Identity) -> None:
+    def _check_revocation(self, path: Sequence[x509.Certificate], identity: Identity, now: dt.datetime) -> None:
         revoked = self.revoked
         for certificate in path[:-1]:
+            if self._needs_lists and not revoked.is_current(certificate, now):
+                raise CryptoError(
+                    f"It cannot be told whether the certificate of {identity} was revoked: no current revocation list of the "
+                    "authority that signed it is known here. Wait until the certificate authority is reached again, or tell the "
+                    "federation's administrators.",
+                    reason="NO_REVOCATION_LIST",
+                )
             since = revoked.revoked_at(certificate)
             if since is not None:
                 raise CryptoError(

@@ -38,6 +38,11 @@ class Revocations:
         known = self.lists.get(certificate.issuer.public_bytes())
         return None if known is None else known.revoked.get(certificate.serial_number)
 
+    def is_current(self, certificate: x509.Certificate, now: dt.datetime) -> bool:
+        """Whether there is a list of its authority that is no older than the authority allows."""
+        known = self.lists.get(certificate.issuer.public_bytes())
+        return known is not None and now <= known.next_update
+
     def with_newer(self, lists: Iterable[RevocationList]) -> Revocations:
         merged = dict(self.lists)
         for candidate in lists:

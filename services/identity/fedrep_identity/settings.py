@@ -25,6 +25,8 @@ class AuthoritySettings(BaseModel):
     enrolment_port: int | None = Field(default=None, ge=0, le=65535, description="absent: the one that `ca init` told silos")
     certificate_port: int | None = Field(default=None, ge=0, le=65535, description="likewise")
     health_port: int | None = Field(default=None, ge=0, le=65535)
+    metrics_host: str = Field(default="127.0.0.1", description="address the metrics port listens on; it names everybody")
+    metrics_port: int | None = Field(default=None, ge=0, le=65535, description="plaintext Prometheus port: when certificates end")
     days: float = Field(default=30, gt=0, le=365)
     enrolments_per_source: int = Field(default=10, ge=1, description="at once from one address; more if silos share one")
     passphrase_file: Path | None = None

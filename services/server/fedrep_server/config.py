@@ -51,6 +51,12 @@ class ServerSettings(Section):
     )
     credentials: Path = Field(default=Path("credentials"), description="folder with key.pem, cert.pem and root.pem")
     revocations: Path | None = Field(default=None, description="revocation list; crl.pem in the credentials folder when absent")
+    authority: str | None = Field(
+        default=None, description="host:port of the certificate authority (8552), which is asked for the revocation list"
+    )
+    require_revocations: bool = Field(
+        default=False, description="refuse callers while no revocation list is known, or it is older than its authority allows"
+    )
     gather_seconds: float = Field(default=5.0, ge=0, description="how long a quorum waits for the other silos before a round")
     wait_seconds: float = Field(default=50.0, gt=0, description="longest a waiting call is held before the silo asks again")
     receive_seconds: float = Field(default=120.0, gt=0, description="longest a silo's proposal or submission may take to arrive")

@@ -23,9 +23,8 @@ from prometheus_client import start_http_server
 
 from fedrep.errors import SettingsError, StoreUnavailableError
 from fedrep.wire.v1 import federation_pb2, federation_pb2_grpc, observer_pb2, observer_pb2_grpc
-from fedrep_identity.certificates import REVOCATIONS_FILE, Credentials, Role, TrustStore
+from fedrep_identity.certificates import Credentials, Role, TrustStore
 from fedrep_identity.folder import key_pair_loader
-from fedrep_identity.peer import RevocationSource, follow_revocations, refresh_revocations, revocations_from_file
 from fedrep_identity.upkeep import tend_credentials
 from fedrep_runtime.files import lock_folder
 from fedrep_runtime.tls import server_credentials, server_options
@@ -39,6 +38,7 @@ from fedrep_server.operations.alerts import watch_for_trouble
 from fedrep_server.operations.high_availability import OnLost, end_process, take_the_lead
 from fedrep_server.operations.metrics import ServerMetrics
 from fedrep_server.operations.ports import bind
+from fedrep_server.operations.revocations import ServerRevocations
 from fedrep_server.operations.run_metrics import RunCollector
 from fedrep_server.operations.standby import Waiting
 from fedrep_server.operations.telemetry import Telemetry
@@ -79,12 +79,16 @@ class RunningServer:
 async def start(settings: ServerSettings, on_lost: OnLost = end_process) -> RunningServer:
     """Returns when this server leads and serves. Each failure is one sentence, and leaves nothing running."""
     async with AsyncExitStack() as stack:
+        _make_folder(settings.data)
         credentials, trust, revocations = await _identity(settings)
+        stack.push_async_callback(revocations.close)
+        for following in revocations.follow():
+            stack.callback(asyncio.create_task(following).cancel)
         health = await _not_yet_serving()
         health_port = await _serve_probes(settings, health, stack)
         metrics = ServerMetrics()
-        _make_folder(settings.data)
         metrics.watch_disk(settings.data)
+        metrics.registry.register(revocations)
         metrics_port = _serve_metrics(settings, metrics, stack)
         listeners: list[ServerMetrics | Telemetry] = [metrics, *_telemetry(settings, stack)]
         waiting = Waiting(settings, health, metrics.standing)
@@ -101,11 +105,7 @@ async def start(settings: ServerSettings, on_lost: OnLost = end_process) -> Runn
         stack.push_async_callback(server.stop, DRAIN_SECONDS)
         await server.start()
         stack.push_async_callback(coordinator.shut_down)
-        for work in (
-            follow_revocations(trust, revocations),
-            tend_credentials(settings.credentials),
-            watch_for_trouble(coordinator),
-        ):
+        for work in (tend_credentials(settings.credentials), watch_for_trouble(coordinator)):
             stack.callback(asyncio.create_task(work).cancel)
         for name in ("", *SERVICES):
             await health.set(name, health_pb2.HealthCheckResponse.SERVING)
@@ -121,13 +121,13 @@ async def start(settings: ServerSettings, on_lost: OnLost = end_process) -> Runn
     return RunningServer(port, health_port, metrics_port, coordinator, metrics, gate, stop)
 
 
-async def _identity(settings: ServerSettings) -> tuple[Credentials, TrustStore, RevocationSource]:
+async def _identity(settings: ServerSettings) -> tuple[Credentials, TrustStore, ServerRevocations]:
     credentials = _server_credentials(settings)
     # As strict about dates as the handshake, where this clock decides too: no stream may outlive what let it in.
-    trust = credentials.trust_store(skew=dt.timedelta(0))
-    crl = settings.revocations or settings.credentials / REVOCATIONS_FILE
-    await refresh_revocations(trust, revocations_from_file(crl))
-    return credentials, trust, revocations_from_file(crl)
+    trust = credentials.trust_store(skew=dt.timedelta(0), needs_lists=settings.require_revocations)
+    revocations = ServerRevocations(settings, trust)
+    await revocations.load()
+    return credentials, trust, revocations
 
 
 def _server_credentials(settings: ServerSettings) -> Credentials:

@@ -73,6 +73,11 @@ class RunCollector(Collector):
             "Rounds that a run has had, by the database: restarts and the rounds they skipped are in it",
             labels=["run", "outcome"],
         )
+        ends = GaugeMetricFamily(
+            "fedrep_silo_certificate_expires_timestamp_seconds",
+            "Unix time at which the certificate ends with which a silo last joined",
+            labels=["run", "silo"],
+        )
         records = RecordFamilies()
         for driver in self._coordinator.drivers:
             labels, attendance = [driver.manifest.name], driver.attendance
@@ -89,8 +94,11 @@ class RunCollector(Collector):
                 spent.add_metric(labels, math.inf if figures.epsilon_total is None else figures.epsilon_total)
                 rounds.add_metric([*labels, "applied"], figures.rounds_applied)
                 rounds.add_metric([*labels, "skipped"], figures.rounds_skipped)
-                records.add(driver.manifest, self._coordinator.store.silo_rows(driver.manifest.name))
-        yield from (active, quiet, present, allowed, quorum, number, version, spent, rounds, *records)
+                silos = self._coordinator.store.silo_rows(driver.manifest.name)
+                records.add(driver.manifest, silos)
+                for silo in (row for row in silos if row.certificate_expires):
+                    ends.add_metric([*labels, silo.name], silo.certificate_expires)
+        yield from (active, quiet, present, allowed, quorum, number, version, spent, rounds, ends, *records)
         yield from self._certificate()
 
     def _certificate(self) -> Iterator[GaugeMetricFamily]:
