@@ -18,9 +18,10 @@ from fedrep_dashboard.feed import Feeds, RunFeed
 
 LARGEST = 2**53 - 1  # of an integer in JavaScript
 HEAT_COLUMNS = 240
-OVER = ("finished", "stopped")
 Format = Literal["json", "csv"]
-Chart = Literal["accuracy", "loss", "metrics", "bytes", "epsilon", "health", "phases", "buffers", "silos", "records", "events"]
+Chart = Literal[
+    "accuracy", "loss", "metrics", "bytes", "epsilon", "health", "phases", "buffers", "silos", "records", "suspicion", "events"
+]
 Metric = Literal["accuracy", "loss", "bytes_total", "epsilon_sum", "update_norm"]
 RunName = Annotated[str, Path(pattern=schema.NAME)]
 Points = Annotated[int | None, Query(ge=10, le=5000, description="About how many rounds to return at most.")]
@@ -129,8 +130,7 @@ async def list_runs(feeds: AllFeeds) -> schema.Runs:
 async def get_run(feed: Feed) -> schema.RunDetail:
     """One run: state, settings, kept models, epsilon and when its budget ends."""
     answer = await feed.refresh()
-    rows = feed.history.rows()
-    return view.detail_of(answer, feed.run(), rows[-1] if rows else None, feed.position)
+    return view.detail_of(answer, feed.run(), feed.history.rows(), feed.position)
 
 
 @router.get("/runs/{name}/rounds")
@@ -151,6 +151,13 @@ async def get_round(feed: Feed, number: Annotated[int, Path(ge=1, le=LARGEST)]) 
     return detail
 
 
+@router.get("/runs/{name}/rounds/{number}/events")
+async def list_round_events(feed: Feed, feeds: AllFeeds, number: Annotated[int, Path(ge=1, le=LARGEST)]) -> schema.Events:
+    """What happened in one round, in ascending order, as far as the server still knows."""
+    found = await round_events(feed, feeds, number)
+    return schema.Events(events=found, last_event=feed.position)
+
+
 @router.get("/runs/{name}/silos")
 async def list_silos(feed: Feed) -> schema.Silos:
     """Every allowed silo as the server sees it; never anything about its values."""
@@ -160,7 +167,7 @@ async def list_silos(feed: Feed) -> schema.Silos:
 @router.get("/runs/{name}/suspicion")
 async def get_suspicion(feed: Feed) -> schema.Suspicion:
     """Who sat in suspected buffers more often than their seats explain, with the probability that this is by chance."""
-    return feed.history.suspicion(over=feed.run().state in OVER)
+    return feed.history.suspicion(feed.over)
 
 
 @router.get("/runs/{name}/attendance")
@@ -190,6 +197,20 @@ async def list_events(
     else:
         found = await older_events(feeds, feed.name, after, end)
     return schema.Events(events=found, last_event=feed.position)
+
+
+async def round_events(feed: RunFeed, feeds: Feeds, number: int) -> list[schema.EventRow]:
+    """The dashboard keeps the newest events; those of an older round are looked for in the server's log from its beginning."""
+    kept = [item.event for item in feed.items]
+    if feed.oldest == 0 or any(0 < event.round < number for event in kept):
+        return [event for event in kept if event.round == number]
+    found: list[schema.EventRow] = []
+    async for message in feeds.observer.watch(feed.name, 0):
+        if message.event.round == number:
+            found.append(view.event_of(message.event))
+        if message.event.round > number + 1 or message.event.position >= feed.position:
+            break
+    return found
 
 
 async def older_events(feeds: Feeds, name: str, after: int, end: int) -> list[schema.EventRow]:

@@ -149,7 +149,7 @@ def _add_pages(app: FastAPI) -> None:
         index = STATIC / "index.html"
         return FileResponse(index, media_type="text/html") if index.exists() else Response(NOT_BUILT, 503)
 
-    for path in ("/", "/runs/{name}", "/runs/{name}/silos", "/compare", "/new"):
+    for path in ("/", "/runs/{name}", "/runs/{name}/silos", "/runs/{name}/rounds/{number}", "/compare", "/new"):
         app.add_api_route(path, page, methods=["GET"], include_in_schema=False)
 
     @app.get("/favicon.svg", include_in_schema=False)

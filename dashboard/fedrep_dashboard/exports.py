@@ -86,6 +86,12 @@ def _records(feed: RunFeed) -> Table:
     return header, lines()
 
 
+def _suspicion(feed: RunFeed) -> Table:
+    header = tuple(schema.Standing.model_fields)
+    told = feed.history.suspicion(feed.over).silos
+    return header, ([getattr(one, column) for column in header] for one in told)
+
+
 def _events(feed: RunFeed) -> Table:
     header = tuple(schema.EventRow.model_fields)
     return header, ([getattr(item.event, column) for column in header] for item in feed.items)
@@ -98,6 +104,7 @@ CHARTS: Final[dict[str, Callable[[RunFeed], Table]]] = {
     "buffers": _buffers,
     "silos": _silos,
     "records": _records,
+    "suspicion": _suspicion,
     "events": _events,
 }
 

@@ -85,6 +85,11 @@ class RunFeed:
                 await task
 
     @property
+    def over(self) -> bool:
+        """Whether the run's last round has ended."""
+        return self.summary is not None and self.summary.state in ("finished", "stopped")
+
+    @property
     def ended(self) -> bool:
         return self._task.done()
 

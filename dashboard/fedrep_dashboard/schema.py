@@ -158,6 +158,14 @@ class TrafficTold(Shape):
     sentence: str = Field(description="How much less or more than dense, and why if more.")
 
 
+class Pace(Shape):
+    started_at: float | None = Field(description="When the first finished round began.")
+    ended_at: float | None = Field(description="When the last finished round ended.")
+    seconds: float | None = Field(description="From the one to the other.")
+    rounds_per_hour: float | None = Field(description="Over the latest rounds, waiting between them included.")
+    seconds_left: float | None = Field(description="For the planned rounds at this pace; null unless the run is running.")
+
+
 class RunDetail(Shape):
     run: Run
     phase: str
@@ -169,6 +177,7 @@ class RunDetail(Shape):
     epsilon: Epsilon
     records: Records
     traffic: TrafficTold
+    pace: Pace
     dense_bytes_per_silo_round: int
     signed_by: str
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from fedrep import privacy, record_privacy
 from fedrep.communication import AgainstDense
 from fedrep.wire.v1 import federation_pb2, observer_pb2
 from fedrep_dashboard import schema
+
+PACE_ROUNDS = 20
 
 
 def run_of(item: observer_pb2.RunSummary, alerts: int = 0, last_alert: str = "") -> schema.Run:
@@ -147,8 +150,9 @@ def epsilon_of(run: schema.Run, rows_last: schema.RoundRow | None, option_budget
 
 
 def detail_of(
-    answer: observer_pb2.GetRunResponse, run: schema.Run, last_row: schema.RoundRow | None, last_event: int
+    answer: observer_pb2.GetRunResponse, run: schema.Run, rows: Sequence[schema.RoundRow], last_event: int
 ) -> schema.RunDetail:
+    last_row = rows[-1] if rows else None
     return schema.RunDetail(
         run=run,
         phase=answer.phase,
@@ -174,6 +178,7 @@ def detail_of(
             delta_at_most=optional(answer.manifest.manifest, "delta_at_most"),
         ),
         traffic=traffic_of(last_row),
+        pace=pace_of(run, rows),
         dense_bytes_per_silo_round=answer.dense_bytes_per_silo_round,
         signed_by=answer.manifest.admin,
     )
@@ -184,6 +189,28 @@ def traffic_of(last: schema.RoundRow | None) -> schema.TrafficTold:
         return schema.TrafficTold(sent=0, dense=0, sentence="")
     told = AgainstDense(last.bytes_total, last.dense_total, last.paper_total)
     return schema.TrafficTold(sent=told.sent, dense=told.dense, sentence=told.sentence)
+
+
+def pace_of(run: schema.Run, rows: Sequence[schema.RoundRow]) -> schema.Pace:
+    """Silos come and go, so what is left is reckoned from the latest rounds, not from all."""
+    if not rows:
+        return schema.Pace(started_at=None, ended_at=None, seconds=None, rounds_per_hour=None, seconds_left=None)
+    latest = rows[-PACE_ROUNDS:]
+    begun, ended = rows[0].started_at, ended_at(rows[-1])
+    span = ended - latest[0].started_at
+    rate = (latest[-1].round - latest[0].round + 1) / span if span > 0 else None
+    left = (run.rounds_planned - rows[-1].round) / rate if rate is not None and run.state == "running" else None
+    return schema.Pace(
+        started_at=begun,
+        ended_at=ended,
+        seconds=ended - begun,
+        rounds_per_hour=None if rate is None else 3600 * rate,
+        seconds_left=left,
+    )
+
+
+def ended_at(row: schema.RoundRow) -> float:
+    return row.started_at + sum(row.phase_seconds)
 
 
 def optional(message: Any, field: str) -> float | None:

@@ -25,13 +25,14 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+SMOKE = "test_smoke.py"
 SCREENSHOTS = Path(os.environ.get("FEDREP_SCREENSHOTS", "build/screenshots"))
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """`make test` has the smoke test only."""
     asked = any("browser" in argument for argument in config.args)
-    return True if collection_path.name in ("test_pages.py", "test_demo.py") and not asked else None
+    return True if collection_path.name.startswith("test_") and collection_path.name != SMOKE and not asked else None
 
 
 @pytest.fixture(scope="module")

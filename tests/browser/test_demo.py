@@ -109,7 +109,11 @@ def test_a_real_demo_is_watched_live_and_the_servers_death_and_return_are_shown(
     assert reached > central - NEAR, "despite two attackers"
 
     page.get_by_role("navigation", name="Pages of demo").get_by_role("link", name="Silos").click()
-    expect(page.locator("tbody tr")).to_have_count(10)
+    expect(page.locator("table.cards tbody tr")).to_have_count(10)
+    told = page.locator(".card", has=page.get_by_role("heading", name="Who sat in suspected buffers"))
+    expect(told.locator(".severity.alert")).to_have_count(2)
+    assert set(told.locator(".severity.alert").all_text_contents()) == {"! silo-01", "! silo-02"}, "those who attack"
+    expect(told).to_contain_text("stand out; the next silo has")
     expect(page.locator(".heat canvas")).to_be_visible()
     visitor.shoot("demo-silos")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from datetime import UTC, datetime
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -10,15 +11,17 @@ from playwright.sync_api import Browser, Page, expect
 
 from fedrep.record_privacy import COVERS
 from tests.browser.conftest import Site, visit
-from tests.harness.dashboard_server import scripted_run
+from tests.harness.dashboard_server import ATTACKERS, scripted_run
 from tests.harness.dashboard_site import VIEWER
 
 PAGES = {
     "overview": "/",
     "run": "/runs/digits",
+    "round": "/runs/digits/rounds/44",
     "silos": "/runs/digits/silos",
     "compare": "/compare?run=digits&run=digits-mean",
     "compare-bytes": "/compare?run=digits&run=digits-mean&by=bytes",
+    "compare-time": "/compare?run=digits&run=digits-mean&by=time",
     "empty": "/runs/empty",
     "new": "/new",
     "unknown": "/runs/nobody",
@@ -46,8 +49,8 @@ def test_every_page_shows_its_data_without_an_error_or_a_foreign_request(
     chromium: Browser, site: Site, scheme: str, width: int
 ) -> None:
     visitor = visit(chromium, site.url, width=width, scheme=scheme)
-    charts = {"overview": 0, "run": 9, "silos": 1, "compare": 4, "compare-bytes": 4, "empty": 0, "new": 0}
-    for name, count in charts.items():
+    charts = {"overview": 0, "run": 9, "round": 0, "silos": 1, "compare": 5, "compare-bytes": 5, "compare-time": 5, "empty": 0}
+    for name, count in {**charts, "new": 0}.items():
         page = visitor.open(PAGES[name])
         settled(page)
         drawn = painted(page)
@@ -60,18 +63,13 @@ def test_every_page_shows_its_data_without_an_error_or_a_foreign_request(
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 375)])
-def test_axe_finds_no_serious_violation(chromium: Browser, site: Site, scheme: str, width: int) -> None:
+def test_axe_finds_no_violation(chromium: Browser, site: Site, scheme: str, width: int) -> None:
     visitor = visit(chromium, site.url, width=width, scheme=scheme)
-    for name in ("overview", "run", "silos", "compare", "empty", "new"):
+    for name in ("overview", "run", "round", "silos", "compare", "empty", "new"):
         page = visitor.open(PAGES[name])
         settled(page)
         found = Axe().run(page).response["violations"]
-        serious = [
-            f"{name}: {v['id']}: {v['help']}: {v['nodes'][0]['html'][:200]}"
-            for v in found
-            if v["impact"] in ("serious", "critical")
-        ]
-        assert serious == []
+        assert [f"{name}: {v['id']}: {v['help']}: {v['nodes'][0]['html'][:200]}" for v in found] == []
     visitor.page.context.close()
 
 
@@ -185,6 +183,79 @@ def test_charts_and_maps_can_be_read_with_the_keyboard_alone(chromium: Browser, 
     page.context.close()
 
 
+def test_a_suspected_buffer_names_its_members_and_weight_and_leads_to_its_round(chromium: Browser, site: Site) -> None:
+    page = visit(chromium, site.url).open("/runs/digits")
+    settled(page)
+    number, buffer = next(
+        (item.round, b) for item in site.run.rounds for b in item.buffers if set(b.members) & set(ATTACKERS) and b.opened
+    )
+    canvas, readout = page.locator(".heat canvas"), page.locator(".readout")
+    canvas.focus()
+    page.keyboard.press("Home")
+    for _ in range(buffer.number):
+        page.keyboard.press("ArrowDown")
+    for _ in range(number - 1):
+        page.keyboard.press("ArrowRight")
+    told = f"buffer {buffer.number}, round {number}: suspected, distance {buffer.distance:#.3g}, weight 0.040, members "
+    expect(readout).to_contain_text(told + ", ".join(buffer.members))
+    frame = canvas.bounding_box()
+    assert frame is not None
+    page.mouse.move(frame["x"] + 3, frame["y"] + 18 * 4 + 9)
+    expect(readout).to_contain_text("buffer 4, round 1:")
+    expect(readout).to_contain_text("members " + ", ".join(site.run.rounds[0].buffers[4].members))
+    readout.get_by_role("link").click()
+    expect(page.get_by_role("heading", name="Round 1 applied")).to_be_visible()
+    expect(page.get_by_text("no earlier round")).to_be_visible()
+    page.get_by_role("link", name="Next round 2").click()
+    expect(page.get_by_role("heading", name="Round 2 applied")).to_be_visible()
+    page.get_by_role("link", name="Previous round 1").click()
+    expect(page.get_by_role("heading", name="Round 1 applied")).to_be_visible()
+    page = visit(chromium, site.url).open("/runs/digits")
+    page.locator(".heat canvas").focus()
+    page.keyboard.press("Home")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="Round 1 applied")).to_be_visible()
+    page.go_back()
+    page.locator(".waterfall").get_by_role("link").first.click()
+    expect(page.get_by_role("heading", name=f"Round {len(site.run.rounds)} ")).to_be_visible()
+    page.go_back()
+    page.locator(".events").get_by_role("link", name="Open round").first.click()
+    expect(page.locator(".neighbours")).to_be_visible()
+    for context in chromium.contexts:
+        context.close()
+
+
+def test_charts_run_by_round_or_by_the_time_of_the_day_and_the_choice_is_kept(chromium: Browser, site: Site) -> None:
+    page = visit(chromium, site.url).open("/runs/digits")
+    settled(page)
+    where = page.locator(".legend .where").first
+    last = site.run.rounds[-1]
+    expect(where).to_have_text(f"latest: round {last.round}")
+    page.get_by_label("by time").check()
+    ended = datetime.fromtimestamp(last.started_at + sum(last.phase_seconds), UTC)
+    expect(where).to_have_text(f"latest: round {last.round}, {ended:%Y-%m-%d %H:%M} UTC")
+    assert painted(page) == [True] * 9
+    page.reload()
+    expect(where).to_contain_text("UTC")
+    page.get_by_label("by round").check()
+    expect(where).to_have_text(f"latest: round {last.round}")
+    page.context.close()
+
+
+def test_runs_are_found_by_any_of_their_words(chromium: Browser, site: Site) -> None:
+    page = visit(chromium, site.url).page
+    names = page.locator("table.runs tbody .main-cell a")
+    everybody = names.count()
+    page.get_by_label("Search runs").fill("geometric wait")
+    expect(names).to_have_text(["empty"])
+    expect(page.locator(".search")).to_contain_text(f"1 of {everybody} runs")
+    page.get_by_label("Search runs").fill("no such words")
+    expect(page.get_by_text("No run matches")).to_be_visible()
+    page.get_by_label("Search runs").fill("")
+    expect(names).to_have_count(everybody)
+    page.context.close()
+
+
 def test_an_admin_pauses_and_resumes_with_a_reason(chromium: Browser, site: Site) -> None:
     page = visit(chromium, site.url).open("/runs/digits")
     page.get_by_role("button", name="Pause").click()
@@ -274,7 +345,7 @@ def test_nothing_is_offered_or_said_that_makes_no_sense_for_one_run_or_a_run_tha
     page = visitor.open("/compare?run=digits")
     expect(page.get_by_text("Choose another run above")).to_be_visible()
     page = visitor.open("/runs/digits-mean/silos")
-    expect(page.locator("tbody tr")).to_have_count(10)
+    expect(page.locator("table.cards tbody tr")).to_have_count(10)
     expect(page.get_by_role("button", name="Exclude")).to_have_count(0)
     expect(page.get_by_role("button", name="Roll back, amend")).to_have_count(0)
     page.context.close()

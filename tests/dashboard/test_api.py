@@ -167,7 +167,8 @@ def test_a_group_of_rounds_shows_its_worst(client: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(
-    "chart", ["accuracy", "loss", "metrics", "bytes", "epsilon", "health", "phases", "buffers", "silos", "records", "events"]
+    "chart",
+    ["accuracy", "loss", "metrics", "bytes", "epsilon", "health", "phases", "buffers", "silos", "records", "suspicion", "events"],
 )
 def test_every_chart_exports_the_same_table_as_csv_and_json(client: httpx.Client, chart: str) -> None:
     records = client.get(f"/runs/digits/charts/{chart}").json()

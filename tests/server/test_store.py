@@ -388,6 +388,14 @@ def test_a_silo_shows_its_latest_report_not_the_last_to_arrive(started: SqlStore
     assert started.silo_rows("run")[0].problem == ""
 
 
+def test_a_silos_problem_is_over_with_the_first_later_report_that_has_none(started: SqlStore) -> None:
+    started.add_metrics("run", 3, "a", "silo", {"problem": "the disk is full"})
+    started.add_metrics("run", 3, "a", "silo", {"loss": 0.5})
+    assert started.silo_rows("run")[0].problem == "the disk is full", "another report of the same round does not take it back"
+    started.add_metrics("run", 4, "a", "silo", {"loss": 0.4})
+    assert started.silo_rows("run")[0].problem == ""
+
+
 def test_an_evaluator_is_no_silo(started: SqlStore) -> None:
     started.add_metrics("run", 1, "judge", "evaluator", {"accuracy": 0.5})
     assert started.silo_rows("run") == []

@@ -78,6 +78,20 @@ export interface Model {
   score: number | null;
 }
 
+export interface Traffic {
+  sent: number;
+  dense: number;
+  sentence: string;
+}
+
+export interface Pace {
+  started_at: number | null;
+  ended_at: number | null;
+  seconds: number | null;
+  rounds_per_hour: number | null;
+  seconds_left: number | null;
+}
+
 export interface RunDetail {
   run: Run;
   phase: string;
@@ -88,6 +102,8 @@ export interface RunDetail {
   models: Model[];
   epsilon: Epsilon;
   records: Records;
+  traffic: Traffic;
+  pace: Pace;
   dense_bytes_per_silo_round: number;
   signed_by: string;
 }
@@ -135,12 +151,65 @@ export interface Rounds {
   last_event: number;
 }
 
+export interface Buffer {
+  number: number;
+  members: string[];
+  survivors: number;
+  opened: boolean;
+  discarded: string;
+  distance: number | null;
+  weight: number | null;
+  mark: string;
+}
+
+export interface SiloInRound {
+  silo: string;
+  status: string;
+  bytes_up: number;
+  bytes_down: number;
+  record_epsilon: number | null;
+  record_none: boolean;
+}
+
+export interface RoundDetail {
+  row: Row & { model_version: number; tolerated: number; clip_range: number };
+  buffers: Buffer[];
+  silos: SiloInRound[];
+  previous: number | null;
+  following: number | null;
+}
+
+export interface Standing {
+  silo: string;
+  suspected: number;
+  judged: number;
+  ratio: number;
+  chance: number;
+  stands_out: boolean;
+}
+
+// Who sat in suspected buffers more often than their seats explain.
+export interface Suspicion {
+  sentence: string;
+  caution: string;
+  suspected: number;
+  silos: Standing[];
+}
+
+export interface SeatDetail {
+  round: number;
+  members: string[];
+  weight: number | null;
+  why: string;
+}
+
 export interface HeatMapData {
   rows: string[];
   first_round: number[];
   last_round: number[];
   cells: string[][];
   values: (number | null)[][];
+  details: (SeatDetail | null)[][];
 }
 
 export interface RunEvent {

@@ -6,6 +6,7 @@ import type { LiveState } from "./live";
 import { Compare } from "./pages/compare";
 import { NewRun } from "./pages/new";
 import { Overview } from "./pages/overview";
+import { RoundPage } from "./pages/round";
 import { RunPage } from "./pages/run";
 import { SignIn } from "./pages/signin";
 import { SilosPage } from "./pages/silos";
@@ -62,6 +63,7 @@ function Frame({ session, left }: { session: Session; left: () => void }) {
   };
   const path = address.pathname;
   const run = /^\/runs\/([^/]+)(\/silos)?\/?$/.exec(path);
+  const round = /^\/runs\/([^/]+)\/rounds\/(\d{1,15})\/?$/.exec(path);
   return (
     <>
       <a class="skip" href="#main">
@@ -78,6 +80,8 @@ function Frame({ session, left }: { session: Session; left: () => void }) {
           ) : (
             <RunPage key={run[1]} name={run[1]!} {...shared} />
           )
+        ) : round ? (
+          <RoundPage key={round[1]} name={round[1]!} number={Number(round[2])} {...shared} />
         ) : path === "/compare" ? (
           <Compare address={address} {...shared} />
         ) : path === "/new" ? (

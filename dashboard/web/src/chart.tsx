@@ -29,6 +29,7 @@ interface ChartProps {
   sync?: string;
   xLabel?: string;
   xFormat?: (value: number) => string;
+  time?: boolean; // xs are Unix seconds
   marks?: { at: number; label: string }[];
 }
 
@@ -63,7 +64,7 @@ function Plot(props: ChartProps) {
       plot.current = null;
       chart.destroy();
     };
-  }, [width > 0, theme, shape, props.log]);
+  }, [width > 0, theme, shape, props.log, props.time, props.sync]);
   useEffect(() => plot.current?.setData(data), [data]);
   useEffect(() => {
     if (width) plot.current?.setSize({ width, height: HEIGHT });
@@ -149,7 +150,7 @@ function options(props: ChartProps, width: number, setAt: (at: number | null) =>
     grid: { stroke: colour("grid"), width: 1 },
     ticks: { show: false },
   };
-  const whole = (u: uPlot, splits: number[]) =>
+  const whole = (u: uPlot, splits: number[]) => props.time ? splits.map((v) => timeTick(v, splits)) :
     splits.map((v) => (props.xFormat ? props.xFormat(v) : Number.isInteger(v) ? v.toLocaleString("en-US") : (void u, "")));
   return {
     width,
@@ -157,7 +158,7 @@ function options(props: ChartProps, width: number, setAt: (at: number | null) =>
     padding: [10, 22, 0, 0],
     legend: { show: false },
     scales: {
-      x: { time: false },
+      x: { time: props.time ?? false },
       y: props.log
         ? { distr: 3 }
         : { range: (_u, low, high) => yRange(props, low, high) },
@@ -195,6 +196,15 @@ function options(props: ChartProps, width: number, setAt: (at: number | null) =>
       draw: [(u) => drawMarks(u, props)],
     },
   } as uPlot.Options;
+}
+
+// The hour, with the day where it changes and the second where ticks are closer than a minute.
+function timeTick(at: number, splits: number[]): string {
+  const when = new Date(at * 1000);
+  const step = splits.length > 1 ? splits[1]! - splits[0]! : 60;
+  if (step >= 86400) return when.toLocaleDateString("en-GB", { day: "numeric", month: "short" });
+  const hour = when.toLocaleTimeString("en-GB", step < 60 ? {} : { hour: "2-digit", minute: "2-digit" });
+  return when.getHours() === 0 && when.getMinutes() === 0 ? when.toLocaleDateString("en-GB", { day: "numeric", month: "short" }) : hour;
 }
 
 // On a logarithmic axis only 1, 2 and 5 times a power of ten carry a line and a number; over many decades the powers alone.

@@ -3,9 +3,28 @@ import { useEffect, useState } from "preact/hooks";
 import { type RunEvent, get } from "./api";
 import { clock, moment } from "./format";
 import { Card, Empty } from "./parts";
+import { Link } from "./router";
 
 const MARK: Record<string, string> = { info: "·", warning: "△", alert: "!" };
+const ENDED = ["round_applied", "round_skipped"]; // their round has a page
 const AT_ONCE = 60;
+
+// `rounds` is the address of the run's rounds, where the line should lead to its own.
+export function EventLine({ event, rounds }: { event: RunEvent; rounds?: string }) {
+  return (
+    <li>
+      <time dateTime={new Date(event.at * 1000).toISOString()} title={moment(event.at)}>
+        {clock(event.at)}
+      </time>
+      <span class={`severity ${event.severity}`}>
+        {MARK[event.severity] ?? "·"} {event.severity}
+      </span>
+      <span>
+        {event.text} {rounds && ENDED.includes(event.kind) && <Link to={`${rounds}/${event.round}`}>Open round {event.round}</Link>}
+      </span>
+    </li>
+  );
+}
 
 export function Events({ name, events, exportPath }: { name: string; events: RunEvent[]; exportPath: string }) {
   const [older, setOlder] = useState<RunEvent[]>([]);
@@ -34,15 +53,7 @@ export function Events({ name, events, exportPath }: { name: string; events: Run
       ) : (
         <ol class="events" tabIndex={0} aria-label="Events, newest first">
           {chosen.slice(0, shown).map((event) => (
-            <li key={event.position}>
-              <time dateTime={new Date(event.at * 1000).toISOString()} title={moment(event.at)}>
-                {clock(event.at)}
-              </time>
-              <span class={`severity ${event.severity}`}>
-                {MARK[event.severity] ?? "·"} {event.severity}
-              </span>
-              <span>{event.text}</span>
-            </li>
+            <EventLine key={event.position} event={event} rounds={`/runs/${name}/rounds`} />
           ))}
           {(chosen.length > shown || first > 1) && (
             <li class="more">

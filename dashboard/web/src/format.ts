@@ -58,6 +58,22 @@ export function seconds(s: number | null | undefined): string {
   return `${(s / 3600).toFixed(1)} h`;
 }
 
+// A span of time as people say it: 45 s, 12 min, 3 h 05 min, 2 days 4 h.
+export function span(s: number | null | undefined): string {
+  if (s == null) return NONE;
+  if (s < 90) return `${Math.round(s)} s`;
+  const minutes = Math.round(s / 60);
+  if (minutes < 90) return `${minutes} min`;
+  if (minutes < 48 * 60) return `${Math.floor(minutes / 60)} h ${String(minutes % 60).padStart(2, "0")} min`;
+  const hours = Math.round(s / 3600);
+  return `${Math.floor(hours / 24)} days ${hours % 24} h`;
+}
+
+// On an axis of time since a beginning: 1:40 are minutes and seconds, 2:05 h hours and minutes.
+export const elapsed = (s: number): string =>
+  s < 3600 ? `${Math.floor(s / 60)}:${pad(s % 60)}` : `${Math.floor(s / 3600)}:${pad((s % 3600) / 60)} h`;
+const pad = (n: number): string => String(Math.floor(n)).padStart(2, "0");
+
 export const clock = (at: number): string => new Date(at * 1000).toLocaleTimeString("en-GB");
 
 export const moment = (at: number | null | undefined): string =>
@@ -75,5 +91,12 @@ export function ago(at: number | null | undefined): string {
   if (s < 172800) return `${Math.floor(s / 3600)} h ago`;
   return `${Math.floor(s / 86400)} days ago`;
 }
+
+export const weight = (w: number | null | undefined): string => (w == null ? NONE : w !== 0 && w < 0.001 ? w.toExponential(1) : w.toFixed(3));
+
+// Never rounded down: a probability shown too small is a false accusation.
+export const chance = (p: number): string => (p >= 0.1 ? "no" : p < 1e-9 ? "under 1 in 10⁹" : `under 1 in ${count(leading(1 / p))}`);
+
+const leading = (n: number): number => Math.floor(n / 10 ** Math.floor(Math.log10(n))) * 10 ** Math.floor(Math.log10(n));
 
 export const words = (text: string): string => text.replaceAll("_", " ");

@@ -1,8 +1,9 @@
 // Rounds across, silos or buffers down. Every state has a shape of its own, so the map reads without colours.
 import { useEffect, useRef, useState } from "preact/hooks";
 import type { HeatMapData } from "./api";
-import { words } from "./format";
+import { weight, words } from "./format";
 import { Failure, Loading, useWidth } from "./parts";
+import { Link, go } from "./router";
 import { colour, useThemeVersion } from "./theme";
 
 type Paint = (ctx: CanvasRenderingContext2D, x: number, y: number, w: number, h: number, strength: number) => void;
@@ -94,6 +95,7 @@ interface HeatMapProps {
   map: HeatMapData | Error | null; // null until it has come
   marks: Record<string, Mark>;
   unit?: string;
+  rounds: string; // address of the run's rounds
 }
 
 const ROW = 18;
@@ -104,7 +106,7 @@ export function HeatMap({ map, ...rest }: HeatMapProps) {
   return map instanceof Error ? <Failure error={map} /> : <Cells map={map} {...rest} />;
 }
 
-function Cells({ label, map, marks, unit }: HeatMapProps & { map: HeatMapData }) {
+function Cells({ label, map, marks, unit, rounds }: HeatMapProps & { map: HeatMapData }) {
   const [box, width] = useWidth();
   const canvas = useRef<HTMLCanvasElement>(null);
   const theme = useThemeVersion();
@@ -152,6 +154,7 @@ function Cells({ label, map, marks, unit }: HeatMapProps & { map: HeatMapData })
       Home: [r, 0],
       End: [r, columns - 1],
     };
+    if (event.key === "Enter" && cell) go(`${rounds}/${roundOf(map, cell)}`);
     const to = next[event.key];
     if (!to) return;
     event.preventDefault();
@@ -177,12 +180,12 @@ function Cells({ label, map, marks, unit }: HeatMapProps & { map: HeatMapData })
             ref={canvas}
             tabIndex={0}
             role="img"
-            aria-label={`${label}: ${map.rows.length} rows, ${columns} columns of rounds. Arrow keys move from cell to cell.`}
+            aria-label={`${label}: ${map.rows.length} rows, ${columns} columns of rounds. Arrow keys move from cell to cell, Enter opens the round.`}
             style={{ width: `${width}px`, height: `${height}px` }}
             onPointerMove={point}
-            onPointerLeave={() => setCell(null)}
+            onClick={() => cell && go(`${rounds}/${roundOf(map, cell)}`)}
+            onFocus={() => cell ?? setCell([0, columns - 1])}
             onKeyDown={move}
-            onBlur={() => setCell(null)}
           />
           <div class="heat-axis" aria-hidden="true" style={{ maxWidth: `${Math.max(cellWidth * columns, 90)}px` }}>
             <span>round {map.first_round[0]}</span>
@@ -191,7 +194,13 @@ function Cells({ label, map, marks, unit }: HeatMapProps & { map: HeatMapData })
         </div>
       </div>
       <p class="readout" aria-live="polite">
-        {cell ? describe(map, cell, unit) : "Point at a cell, or focus the map and use the arrow keys."}
+        {cell ? (
+          <>
+            {describe(map, cell, unit)} <Link to={`${rounds}/${roundOf(map, cell)}`}>Open round {roundOf(map, cell)}</Link>
+          </>
+        ) : (
+          "Point at a cell, or focus the map and use the arrow keys."
+        )}
       </p>
     </>
   );
@@ -216,9 +225,18 @@ function describe(map: HeatMapData, [r, c]: [number, number], unit?: string): st
   const last = map.last_round[c]!;
   const where = first === last ? `round ${first}` : `rounds ${first} to ${last}, the worst of them`;
   const value = map.values[r]?.[c];
-  const detail = value != null ? `, ${unit} ${value.toPrecision(3)}` : "";
-  return `${map.rows[r]}, ${where}: ${words(map.cells[r]![c]! || "no part")}${detail}`;
+  const seat = map.details[r]?.[c];
+  const parts = [
+    words(map.cells[r]![c]! || "no part") + (seat?.why ? ` (${seat.why})` : ""),
+    value != null && `${unit} ${value.toPrecision(3)}`,
+    seat?.weight != null && `weight ${weight(seat.weight)}`,
+    seat && (first === last ? "" : `in round ${seat.round} `) + `members ${seat.members.join(", ") || "none"}`,
+  ];
+  return `${map.rows[r]}, ${where}: ${parts.filter(Boolean).join(", ")}.`;
 }
+
+// Of a cell that stands for several rounds the one that it shows.
+const roundOf = (map: HeatMapData, [r, c]: [number, number]): number => map.details[r]?.[c]?.round ?? map.last_round[c]!;
 
 // Distances span decades, and only their order matters to the eye.
 function strengths(map: HeatMapData): (value: number | null | undefined) => number {

@@ -1,5 +1,5 @@
 // Small pieces that every page uses.
-import type { ComponentChildren } from "preact";
+import { type ComponentChildren, toChildArray } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { words } from "./format";
 
@@ -82,6 +82,16 @@ export function Stat({ label, value, sub }: { label: string; value: ComponentChi
         {sub && <span class="stat-sub">{sub}</span>}
       </dd>
     </div>
+  );
+}
+
+// Tiles in full rows: as many columns as leave the fewest places empty, and the last tile takes those.
+export function Stats({ children }: { children: ComponentChildren }) {
+  const tiles = toChildArray(children).length;
+  const empty = (columns: number) => (columns - (tiles % columns)) % columns;
+  const columns = empty(5) < empty(4) ? 5 : 4;
+  return (
+    <dl class={`stats by-${columns} spare-${empty(columns)}`}>{children}</dl>
   );
 }
 

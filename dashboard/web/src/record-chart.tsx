@@ -1,6 +1,7 @@
 // What training has cost each silo's records, as the silos say: a line each, and never a sum.
 import { useMemo } from "preact/hooks";
 import type { Row, RunDetail } from "./api";
+import { type Across, axisOf } from "./axis";
 import { Chart, type Line } from "./chart";
 import { count, delta, epsilon, numberTick } from "./format";
 import { Card, Empty } from "./parts";
@@ -8,10 +9,18 @@ import { Card, Empty } from "./parts";
 const MOST_LINES = 8;
 const DASHES = [undefined, [6, 3], [2, 3], [10, 4], [1, 3], [8, 3, 2, 3], [4, 2], [12, 3]];
 
-export function RecordChart({ rows, detail, exportPath, sync }: { rows: Row[]; detail: RunDetail; exportPath: string; sync: string }) {
+interface RecordProps {
+  rows: Row[];
+  detail: RunDetail;
+  across: Across;
+  exportPath: string;
+  sync: string;
+}
+
+export function RecordChart({ rows, detail, across, exportPath, sync }: RecordProps) {
   const { records, run } = detail;
   const { lines, band } = useMemo(() => recordLines(rows), [rows]);
-  const xs = useMemo(() => rows.map((row) => row.round), [rows]);
+  const axis = useMemo(() => axisOf(rows, across), [rows, across]);
   const silent = run.silos_allowed - run.records.reporting - run.records.without;
   const said = [
     run.records.reporting > 0 && `${silos(run.records.reporting)} report it${run.records.delta != null ? `, at delta ${delta(run.records.delta)} at most` : ""}`,
@@ -34,7 +43,7 @@ export function RecordChart({ rows, detail, exportPath, sync }: { rows: Row[]; d
   return (
     <Chart
       title="Record epsilon"
-      xs={xs}
+      {...axis}
       lines={lines}
       band={band}
       format={epsilon}

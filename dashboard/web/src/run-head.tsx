@@ -1,4 +1,4 @@
-// Name, state, tabs and the admin's buttons: the same above both pages of a run.
+// Name, state, tabs and the admin's buttons: the same above all pages of a run.
 import { useEffect, useRef, useState } from "preact/hooks";
 import { type Model, type Run, call } from "./api";
 import type { Shared } from "./app";
@@ -20,7 +20,7 @@ const ACTIONS: Record<string, Action> = {
 
 interface HeadProps extends Pick<Shared, "session" | "server"> {
   run: Run;
-  page: "run" | "silos";
+  page: "run" | "silos" | "round";
   models?: Model[];
 }
 

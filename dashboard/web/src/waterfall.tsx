@@ -2,11 +2,12 @@
 import type { Row } from "./api";
 import { seconds } from "./format";
 import { Card, Empty, useWidth } from "./parts";
+import { Link } from "./router";
 
-const PHASES = ["propose", "submit", "confirm", "reveal", "closing"];
+export const PHASES = ["propose", "submit", "confirm", "reveal", "closing"];
 const SHOWN = 12;
 
-export function Waterfall({ rows, exportPath }: { rows: Row[]; exportPath: string }) {
+export function Waterfall({ rows, rounds, exportPath }: { rows: Row[]; rounds: string; exportPath: string }) {
   const [box, width] = useWidth();
   const recent = rows.slice(-SHOWN).reverse();
   const total = (row: Row) => row.phase_seconds.reduce((a, b) => a + b, 0);
@@ -30,7 +31,7 @@ export function Waterfall({ rows, exportPath }: { rows: Row[]; exportPath: strin
               {recent.map((row) => (
                 <li key={row.round} title={describe(row)}>
                   <span class="waterfall-round">
-                    {row.round}
+                    <Link to={`${rounds}/${row.round}`}>{row.round}</Link>
                     {row.outcome === "skipped" && <em title={row.reason}> skipped</em>}
                   </span>
                   <span class="waterfall-bar" role="img" aria-label={describe(row)}>

@@ -1,9 +1,10 @@
-// Two or more runs on the same axes, by round or by what they sent, and the settings in which they differ.
+// Two or more runs on the same axes, by round, by what they sent or by time, and the settings in which they differ.
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { type Comparison, type Row, type Run, type ServerState, get } from "../api";
 import type { Shared } from "../app";
+import { endOf } from "../axis";
 import { Chart, type Line } from "../chart";
-import { bytes, bytesTick, decimal, epsilon, numberTick, percent, percentTick, recordEpsilon } from "../format";
+import { bytes, bytesTick, decimal, elapsed, epsilon, numberTick, percent, percentTick, recordEpsilon } from "../format";
 import { useLive } from "../live";
 import { Card, Empty, Failure, State } from "../parts";
 import { go } from "../router";
@@ -11,10 +12,13 @@ import { go } from "../router";
 const TONES = ["s1", "s2", "s3", "s4", "s5", "s6", "s7", "s8"];
 const DASHES = [undefined, [7, 4], [2, 3], [10, 3, 2, 3], [4, 2], [12, 5], [1, 2], [6, 2, 2, 2]];
 const MOST = 8;
+const AXES = { round: "rounds", bytes: "bytes sent in total", time: "time since the first round" };
+type Axis = keyof typeof AXES;
 
 export function Compare({ address, report }: { address: URL } & Shared) {
   const chosen = address.searchParams.getAll("run").slice(0, MOST);
-  const by = address.searchParams.get("by") === "bytes" ? "bytes" : "round";
+  const asked = address.searchParams.get("by") ?? "";
+  const by: Axis = asked in AXES ? (asked as Axis) : "round";
   const [runs, setRuns] = useState<Run[]>([]);
   const [data, setData] = useState<Comparison | null>(null);
   const [error, setError] = useState<Error | null>(null);
@@ -39,7 +43,7 @@ export function Compare({ address, report }: { address: URL } & Shared) {
   }, [query, progress]);
   const show = (names: string[], axis: string) => {
     const parts = names.map((name) => `run=${name}`);
-    go(`/compare?${[...parts, ...(axis === "bytes" ? ["by=bytes"] : [])].join("&")}`, true);
+    go(`/compare?${[...parts, ...(axis === "round" ? [] : [`by=${axis}`])].join("&")}`, true);
   };
   const toggle = (name: string) => show(chosen.includes(name) ? chosen.filter((n) => n !== name) : [...chosen, name], by);
   return (
@@ -64,10 +68,10 @@ export function Compare({ address, report }: { address: URL } & Shared) {
       </fieldset>
       <fieldset class="picker">
         <legend>Across</legend>
-        {["round", "bytes"].map((axis) => (
+        {Object.entries(AXES).map(([axis, label]) => (
           <label key={axis} class="check">
             <input type="radio" name="axis" checked={by === axis} onChange={() => show(chosen, axis)} />{" "}
-            {axis === "round" ? "rounds" : "bytes sent in total"}
+            {label}
           </label>
         ))}
       </fieldset>
@@ -81,32 +85,43 @@ export function Compare({ address, report }: { address: URL } & Shared) {
   );
 }
 
-function Overlays({ data, by, query }: { data: Comparison; by: "round" | "bytes"; query: string }) {
-  const across = (row: Row) => (by === "round" ? row.round : row.bytes_total);
+function Overlays({ data, by, query }: { data: Comparison; by: Axis; query: string }) {
+  const across = (row: Row, rows: Row[]) => (by === "round" ? row.round : by === "bytes" ? row.bytes_total : endOf(row) - rows[0]!.started_at);
   const xs = useMemo(
-    () => [...new Set(data.runs.flatMap((item) => item.rows.map(across)))].sort((a, b) => a - b),
+    () => [...new Set(data.runs.flatMap((item) => item.rows.map((row) => across(row, item.rows))))].sort((a, b) => a - b),
     [data, by],
   );
-  const overlay = (key: keyof Row): Line[] =>
+  const overlay = (value: (row: Row) => number | null | undefined): Line[] =>
     data.runs.map((item, i) => {
-      const known = new Map(item.rows.map((row) => [across(row), row[key] as number | null]));
+      const known = new Map(item.rows.map((row) => [across(row, item.rows), value(row)]));
       return { label: item.run.name, values: xs.map((x) => known.get(x)), tone: TONES[i]!, dash: DASHES[i] };
     });
   const lines = useMemo(
     () => ({
-      accuracy: overlay("accuracy"),
-      loss: overlay("loss"),
-      bytes: overlay("bytes_total"),
-      epsilon: overlay("epsilon_sum"),
+      accuracy: overlay((row) => row.accuracy),
+      loss: overlay((row) => row.loss),
+      bytes: overlay((row) => row.bytes_total),
+      epsilon: overlay((row) => row.epsilon_sum),
     }),
     [data, xs],
   );
-  const common = { xs, sync: "compare", xFormat: by === "bytes" ? bytesTick : undefined };
+  const metrics = useMemo(() => [...new Set(data.runs.flatMap((item) => item.rows.flatMap((row) => Object.keys(row.metrics))))].sort(), [data]);
+  const common = { xs, sync: `compare ${by}`, xFormat: by === "bytes" ? bytesTick : by === "time" ? elapsed : undefined };
   return (
     <>
       <div class="grid">
         <Chart {...common} title="Accuracy by the evaluator" lines={lines.accuracy} format={percent} tick={percentTick} exportPath={`/compare/accuracy?${query}`} />
         <Chart {...common} title="Loss by the evaluator" lines={lines.loss} format={decimal} tick={numberTick} fromZero exportPath={`/compare/loss?${query}`} />
+        {metrics.map((metric) => (
+          <Chart
+            {...common}
+            key={metric}
+            title={`${metric} by the evaluator`}
+            lines={overlay((row) => row.metrics[metric])}
+            format={decimal}
+            tick={numberTick}
+          />
+        ))}
         <Chart {...common} title="Bytes in total" lines={lines.bytes} format={bytes} tick={bytesTick} fromZero exportPath={`/compare/bytes_total?${query}`} />
         <Chart
           {...common}
@@ -132,18 +147,20 @@ function Differences({ data }: { data: Comparison }) {
     ["accuracy now", (run) => percent(run.accuracy)],
     ["best accuracy", (run) => percent(run.best_accuracy)],
     ["rounds applied, skipped", (run) => `${run.rounds_applied}, ${run.rounds_skipped}`],
-    ["traffic", (run) => bytes(run.bytes_up + run.bytes_down)],
+    ["traffic, up and down", (run) => bytes(run.bytes_up + run.bytes_down)],
     ["epsilon in total", (run) => epsilon(run.epsilon_total)],
     ["record epsilon, most of any silo", (run) => recordEpsilon(run.records.epsilon, run.records.without > 0)],
   ];
   const alone = data.runs.length < 2 && "Choose another run above to see where it differs.";
   return (
     <Card title="Side by side" wide note={alone || (keys.length === 0 && "The runs have the same settings.")}>
-      <div class="scroll" tabIndex={0} role="region" aria-label="Side by side">
+      <div class="scroll" tabIndex={0} role="region" aria-label="Figures and settings by run">
         <table class="side-by-side">
           <thead>
             <tr>
-              <th />
+              <th>
+                <span class="spoken">Figure or setting</span>
+              </th>
               {data.runs.map((item) => (
                 <th key={item.run.name}>{item.run.name}</th>
               ))}
@@ -173,4 +190,4 @@ function Differences({ data }: { data: Comparison }) {
   );
 }
 
-const plain = (value: unknown): string => (typeof value === "object" ? JSON.stringify(value) : String(value).replaceAll("_", " "));
+const plain = (value: unknown): string => value == null ? "not asked for" : (typeof value === "object" ? JSON.stringify(value) : String(value).replaceAll("_", " "));

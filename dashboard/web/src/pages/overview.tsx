@@ -11,6 +11,7 @@ export function Overview({ session, report }: Shared) {
   const [runs, setRuns] = useState<Run[] | null>(null);
   const [error, setError] = useState<Error | null>(null);
   const [server, setServer] = useState<ServerState | null>(null);
+  const [wanted, setWanted] = useState("");
   const load = () => {
     setError(null);
     get<{ runs: Run[] }>("/runs").then((answer) => setRuns(answer.runs), setError);
@@ -30,6 +31,7 @@ export function Overview({ session, report }: Shared) {
   if (error && !runs) return <Failure error={error} again={load} />;
   if (!runs) return <Loading />;
   const alerts = runs.filter((run) => run.alerts > 0);
+  const shown = runs.filter((run) => matches(run, wanted));
   return (
     <>
       <div class="page-head">
@@ -47,7 +49,21 @@ export function Overview({ session, report }: Shared) {
           </p>
         </Empty>
       ) : (
-        <div class="card flush">
+        <>
+        <label class="search">
+          <span class="spoken">Search runs</span>
+          <input
+            type="search"
+            placeholder="Search: name, state, rule, tag"
+            value={wanted}
+            onInput={(event) => setWanted(event.currentTarget.value)}
+          />
+          <span class="note" role="status">
+            {wanted.trim() && `${shown.length} of ${runs.length} runs`}
+          </span>
+        </label>
+        {shown.length === 0 && <Empty title={`No run matches “${wanted.trim()}”`} />}
+        <div class="card flush" hidden={shown.length === 0}>
           <table class="runs cards">
             <thead>
               <tr>
@@ -63,12 +79,13 @@ export function Overview({ session, report }: Shared) {
               </tr>
             </thead>
             <tbody>
-              {runs.map((run) => (
+              {shown.map((run) => (
                 <RunLine key={run.name} run={run} />
               ))}
             </tbody>
           </table>
         </div>
+        </>
       )}
       {alerts.length > 0 && (
         <section aria-labelledby="alerts">
@@ -84,6 +101,12 @@ export function Overview({ session, report }: Shared) {
       )}
     </>
   );
+}
+
+// Every word must be found somewhere in what the line says.
+function matches(run: Run, wanted: string): boolean {
+  const said = [run.name, run.state, run.state_reason, run.aggregator.replaceAll("_", " ")].join(" ").toLowerCase();
+  return wanted.toLowerCase().split(/\s+/).every((word) => said.includes(word));
 }
 
 function RunLine({ run }: { run: Run }) {

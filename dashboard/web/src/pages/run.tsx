@@ -1,13 +1,14 @@
 // One run: is it learning, what does it cost in bytes and privacy, where does the time go, which buffers stand out.
-import { useMemo, useState } from "preact/hooks";
-import type { Row, RunDetail } from "../api";
+import { useEffect, useMemo, useState } from "preact/hooks";
+import { type Row, type RunDetail, type Suspicion, get } from "../api";
 import type { Shared } from "../app";
+import { type Across, AcrossChoice, axisOf, useAcross } from "../axis";
 import { Chart, type Line } from "../chart";
 import { Events } from "../events";
-import { bytes, bytesTick, count, decimal, epsilon, numberTick, percent, percentTick, recordEpsilon, words } from "../format";
+import { bytes, bytesTick, count, decimal, epsilon, numberTick, percent, percentTick, recordEpsilon, span, words } from "../format";
 import { BUFFERS, HeatMap } from "../heatmap";
 import { SpanChoice, useHeatMap } from "../heatmap-data";
-import { Card, Command, Empty, Failure, Loading, Stat, useWidth } from "../parts";
+import { Card, Command, Empty, Failure, Loading, Stat, Stats, useWidth } from "../parts";
 import { RecordChart } from "../record-chart";
 import { useRun } from "../run-data";
 import { RunHead } from "../run-head";
@@ -17,6 +18,7 @@ import { Link } from "../router";
 
 export function RunPage({ name, session, server, report }: { name: string } & Shared) {
   const { data, error, load } = useRun(name, report);
+  const [across, choose] = useAcross();
   if (error && !data) return <Failure error={error} again={load} />;
   if (!data) return <Loading />;
   const { detail, run, rows, events, total } = data;
@@ -33,10 +35,11 @@ export function RunPage({ name, session, server, report }: { name: string } & Sh
           </p>
         </Empty>
       )}
-      {rows.length > 0 && <Charts rows={rows} detail={{ ...detail, run }} charts={charts} name={name} />}
+      {rows.length > 0 && <AcrossChoice across={across} choose={choose} />}
+      {rows.length > 0 && <Charts rows={rows} detail={{ ...detail, run }} charts={charts} name={name} across={across} />}
       {rows.length > 0 && (
         <div class="grid">
-          <Waterfall rows={rows} exportPath={`${charts}/phases`} />
+          <Waterfall rows={rows} rounds={`/runs/${name}/rounds`} exportPath={`${charts}/phases`} />
           <BufferMap name={name} rounds={total} exportPath={`${charts}/buffers`} />
         </div>
       )}
@@ -49,13 +52,13 @@ export function RunPage({ name, session, server, report }: { name: string } & Sh
 }
 
 function Figures({ detail, rows }: { detail: RunDetail; rows: Row[] }) {
-  const { run, epsilon: cost } = detail;
+  const { run, epsilon: cost, pace, traffic } = detail;
   const last = rows.at(-1);
   const open = run.state === "running" && detail.open_round > 0;
   const total = run.epsilon_total ?? cost.total;
-  const saved = last && last.bytes_total > 0 ? last.dense_total / last.bytes_total : null;
+  const rate = pace.rounds_per_hour;
   return (
-    <dl class="stats">
+    <Stats>
       <Stat label="Accuracy" value={percent(run.accuracy)} sub={run.best_accuracy != null && `best ${percent(run.best_accuracy)}`} />
       <Stat label="Loss" value={decimal(run.loss)} />
       {Object.entries(run.metrics).map(([metric, value]) => (
@@ -64,11 +67,19 @@ function Figures({ detail, rows }: { detail: RunDetail; rows: Row[] }) {
       <Stat
         label="Round"
         value={count(run.round)}
-        sub={`of ${count(run.rounds_planned)}, ${count(run.rounds_skipped)} skipped`}
+        sub={`of ${count(run.rounds_planned)}, ${count(run.rounds_skipped)} skipped; ${open ? `${words(detail.phase)} in ${count(detail.open_round)} now` : "none is open"}`}
       />
-      <Stat label="Now" value={open ? words(detail.phase) : "–"} sub={open ? `in round ${count(detail.open_round)}` : "no open round"} />
+      <Stat
+        label="Time in rounds"
+        value={span(pace.seconds)}
+        sub={rate != null && `${rate >= 10 ? count(Math.round(rate)) : rate.toFixed(1)} rounds an hour${pace.seconds_left != null ? `, ${span(pace.seconds_left)} left` : ""}`}
+      />
       <Stat label="Silos" value={`${run.silos_present} of ${run.silos_allowed}`} sub={last && `${last.survivors} in the last round`} />
-      <Stat label="Traffic" value={bytes(run.bytes_up + run.bytes_down)} sub={saved && `${saved.toFixed(1)}× less than dense`} />
+      <Stat
+        label="Traffic, up and down"
+        value={bytes(run.bytes_up + run.bytes_down)}
+        sub={traffic.sentence && `in rounds ${bytes(traffic.sent)}, ${traffic.sentence}`}
+      />
       <Stat
         label="Epsilon"
         value={rows.length ? epsilon(total) : "–"}
@@ -79,18 +90,26 @@ function Figures({ detail, rows }: { detail: RunDetail; rows: Row[] }) {
         value={rows.length ? recordEpsilon(run.records.epsilon, run.records.without > 0) : "–"}
         sub={run.records.reporting > 0 ? `most of ${run.records.reporting}${run.records.without ? `, none at ${run.records.without}` : ""}` : "one training record"}
       />
-    </dl>
+    </Stats>
   );
 }
 
-function Charts({ rows, detail, charts, name }: { rows: Row[]; detail: RunDetail; charts: string; name: string }) {
-  const xs = useMemo(() => rows.map((row) => row.round), [rows]);
+interface ChartsProps {
+  rows: Row[];
+  detail: RunDetail;
+  charts: string;
+  name: string;
+  across: Across;
+}
+
+function Charts({ rows, detail, charts, name, across }: ChartsProps) {
+  const axis = useMemo(() => axisOf(rows, across), [rows, across]);
   const lines = useMemo(() => allLines(rows), [rows]);
   const cost = detail.epsilon;
   const covers = `Epsilon covers ${cost.covers}.`;
   const none = cost.total == null ? " With alpha = 0 there is no guarantee, hence no number." : "";
   const large = cost.total != null && !cost.meaningful ? " A total this large promises very little." : "";
-  const common = { xs, sync: name };
+  const common = { ...axis, sync: `${name} ${across}` };
   const metrics = useMemo(() => [...new Set(rows.flatMap((row) => Object.keys(row.metrics)))].sort(), [rows]);
   return (
     <div class="grid">
@@ -178,7 +197,7 @@ function Charts({ rows, detail, charts, name }: { rows: Row[]; detail: RunDetail
           </>
         }
       />
-      <RecordChart rows={rows} detail={detail} exportPath={`${charts}/records`} sync={name} />
+      <RecordChart rows={rows} detail={detail} across={across} exportPath={`${charts}/records`} sync={common.sync} />
     </div>
   );
 }
@@ -222,15 +241,25 @@ function BufferMap({ name, rounds, exportPath }: { name: string; rounds: number;
   const [box, width] = useWidth();
   const [whole, setWhole] = useState(false);
   const map = useHeatMap(`/runs/${name}/buffers`, width, rounds, whole);
+  const [told, setTold] = useState<Suspicion | null>(null);
+  useEffect(() => {
+    const timer = setTimeout(() => get<Suspicion>(`/runs/${name}/suspicion`).then(setTold, () => undefined), told ? 500 : 0);
+    return () => clearTimeout(timer);
+  }, [name, rounds]);
   return (
     <Card
       title="Buffers"
       exportPath={exportPath}
-      note="Distance of each buffer's mean from the update. Suspected: more than twice as far as the median buffer of its round."
+      note={
+        <>
+          Distance of each buffer's mean from the update. Suspected: more than twice as far as the median buffer of its round.{" "}
+          {told && <b class="told">{told.sentence}</b>} <Link to={`/runs/${name}/silos`}>Who sat in them</Link>
+        </>
+      }
     >
       <div ref={box}>
         <SpanChoice rounds={rounds} width={width} whole={whole} choose={setWhole} />
-        <HeatMap label="Buffers by round" map={map} marks={BUFFERS} unit="distance" />
+        <HeatMap label="Buffers by round" map={map} marks={BUFFERS} unit="distance" rounds={`/runs/${name}/rounds`} />
       </div>
     </Card>
   );

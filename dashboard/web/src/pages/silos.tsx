@@ -1,11 +1,11 @@
 // Who was there: round by silo, and each silo's state. Never anything of a single silo's values.
 import { useEffect, useState } from "preact/hooks";
-import { type Silo, call, get } from "../api";
+import { type RunEvent, type Silo, type Standing, type Suspicion, call, get } from "../api";
 import type { Shared } from "../app";
-import { ago, bytes, day, delta, epsilon, moment, recordEpsilon } from "../format";
+import { ago, bytes, chance, clock, day, delta, epsilon, moment, recordEpsilon } from "../format";
 import { ATTENDANCE, HeatMap } from "../heatmap";
 import { SpanChoice, useHeatMap } from "../heatmap-data";
-import { Ask, Card, Command, Empty, Failure, Loading, State, useWidth } from "../parts";
+import { Ask, Card, Command, Empty, Failure, Loading, Meter, State, useWidth } from "../parts";
 import { useRun } from "../run-data";
 import { RunHead } from "../run-head";
 
@@ -15,6 +15,7 @@ const OVER = ["finished", "stopped"]; // no further roster, so nobody to keep ou
 export function SilosPage({ name, session, server, report }: { name: string } & Shared) {
   const { data, error, load } = useRun(name, report);
   const [silos, setSilos] = useState<Silo[] | null>(null);
+  const [suspicion, setSuspicion] = useState<Suspicion | null>(null);
   const [problem, setProblem] = useState<Error | null>(null);
   const [box, width] = useWidth();
   const version = data ? (data.events.at(-1)?.position ?? 0) : 0;
@@ -22,7 +23,11 @@ export function SilosPage({ name, session, server, report }: { name: string } & 
   const map = useHeatMap(`/runs/${name}/attendance`, width, data?.total ?? 0, whole);
   const refresh = () => get<{ silos: Silo[] }>(`/runs/${name}/silos`).then((answer) => setSilos(answer.silos), setProblem);
   useEffect(() => {
-    const timer = setTimeout(refresh, silos ? 500 : 0);
+    const ask = () => {
+      void refresh();
+      get<Suspicion>(`/runs/${name}/suspicion`).then(setSuspicion, () => undefined);
+    };
+    const timer = setTimeout(ask, silos ? 500 : 0);
     return () => clearTimeout(timer);
   }, [name, version]);
   if (error && !data) return <Failure error={error} again={load} />;
@@ -43,25 +48,76 @@ export function SilosPage({ name, session, server, report }: { name: string } & 
           ) : (
             <Card title="Attendance" exportPath={`/runs/${name}/charts/silos`} wide>
               <SpanChoice rounds={data.total} width={width} whole={whole} choose={setWhole} />
-              <HeatMap label="Attendance by round" map={map} marks={ATTENDANCE} />
+              <HeatMap label="Attendance by round" map={map} marks={ATTENDANCE} rounds={`/runs/${name}/rounds`} />
             </Card>
           )}
+          {suspicion && suspicion.silos.length > 0 && <Suspected name={name} told={suspicion} />}
           {!silos && problem && <Failure error={problem} again={refresh} />}
-          {silos && <SiloTable name={name} silos={silos} mayAct={session.may_act && !OVER.includes(data.run.state)} refresh={refresh} />}
+          {silos && <SiloTable name={name} silos={silos} events={data.events} mayAct={session.may_act && !OVER.includes(data.run.state)} refresh={refresh} />}
         </>
       )}
     </div>
   );
 }
 
+// The tally, and whether seats that change explain it. The bars show counts, the last column what they mean.
+function Suspected({ name, told }: { name: string; told: Suspicion }) {
+  return (
+    <Card title="Who sat in suspected buffers" exportPath={`/runs/${name}/charts/suspicion`} note={`${told.caution}.`} wide>
+      <p class={told.silos.some((one) => one.stands_out) ? "told strong" : "told"}>{told.sentence}</p>
+      <div class="scroll" tabIndex={0} role="region" aria-label="Tally by silo">
+        <table class="tally">
+          <thead>
+            <tr>
+              <th>Silo</th>
+              <th>Suspected of its judged buffers</th>
+              <th class="num">Of all suspected ones</th>
+              <th class="num">Likelihood ratio</th>
+              <th>By seats alone</th>
+            </tr>
+          </thead>
+          <tbody>
+            {told.silos.map((one) => (
+              <tr key={one.silo}>
+                <th scope="row">
+                  {one.stands_out ? <b class="severity alert">! {one.silo}</b> : one.silo}
+                </th>
+                <td>
+                  <span class="tally-bar">
+                    <span>
+                      {one.suspected} of {one.judged}
+                    </span>
+                    <Meter value={one.suspected} max={one.judged} limit={one.stands_out} label={`${one.suspected} of ${one.judged}`} />
+                  </span>
+                </td>
+                <td class="num">
+                  {one.suspected} of {told.suspected}
+                </td>
+                <td class="num">{ratio(one)}</td>
+                <td>{one.stands_out ? `stands out: ${chance(one.chance)}` : "explained"}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+    </Card>
+  );
+}
+
+const ratio = (one: Standing): string =>
+  Math.abs(one.ratio) < 3 ? (10 ** one.ratio).toPrecision(2) : `10${superscript(Math.trunc(one.ratio))}`;
+const superscript = (n: number): string => [...String(n)].map((c) => (c === "-" ? "⁻" : "⁰¹²³⁴⁵⁶⁷⁸⁹"[Number(c)])).join("");
+
 interface TableProps {
   name: string;
   silos: Silo[];
+  events: RunEvent[];
   mayAct: boolean;
   refresh: () => void;
 }
 
-function SiloTable({ name, silos, mayAct, refresh }: TableProps) {
+function SiloTable({ name, silos, events, mayAct, refresh }: TableProps) {
+  const latest = new Map(events.filter((event) => event.silo).map((event) => [event.silo, event]));
   const [asked, setAsked] = useState<Silo | null>(null);
   const [problem, setProblem] = useState("");
   const act = (silo: Silo, path: string, body?: unknown) =>
@@ -86,14 +142,14 @@ function SiloTable({ name, silos, mayAct, refresh }: TableProps) {
             <th class="num">Record epsilon</th>
             <th>Certificate until</th>
             <th class="num">Strikes</th>
-            <th>Notes</th>
+            <th>Notes, last event</th>
             {mayAct && <th>Action</th>}
           </tr>
         </thead>
         <tbody>
           {silos.map((silo) => (
             <tr key={silo.name}>
-              <td class="main-cell strong">{silo.name}</td>
+              <td class="main-cell strong name">{silo.name}</td>
               <td data-label="State">
                 <State state={silo.state} />
               </td>
@@ -118,7 +174,12 @@ function SiloTable({ name, silos, mayAct, refresh }: TableProps) {
               <td class="num" data-label="Strikes">
                 {silo.strikes}
               </td>
-              <td data-label="Notes">{notes(silo)}</td>
+              <td data-label="Notes">
+                <span>
+                  {notes(silo)}
+                  {latest.has(silo.name) && <span class="sub">{said(latest.get(silo.name)!)}</span>}
+                </span>
+              </td>
               {mayAct && (
                 <td data-label="Action">
                   {silo.state === "excluded" || silo.state === "sitting_out" ? (
@@ -160,11 +221,13 @@ function Expiry({ at }: { at: number | null }) {
   return <>{day(at)}</>;
 }
 
+const said = (event: RunEvent): string => `${clock(event.at)} ${event.text}`;
+
 function notes(silo: Silo): string {
   const found = [];
-  if (silo.back_in_round) found.push(`back in round ${silo.back_in_round}`);
+  if (silo.state === "sitting_out" && silo.back_in_round) found.push(`back in round ${silo.back_in_round}`);
   if (silo.drill) found.push(`drill: ${silo.drill}`);
-  if (silo.given_up) found.push(`values of ${silo.given_up} rounds given up`);
+  if (silo.given_up) found.push(`values of ${silo.given_up} rounds given up so far`);
   if (silo.problem) found.push(silo.problem);
   return found.join("; ") || "–";
 }

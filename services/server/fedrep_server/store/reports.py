@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, bindparam, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, bindparam, case, func, insert, select, update
 
 from fedrep.errors import InvalidInputError
 from fedrep_server.store import models
@@ -66,12 +66,14 @@ def _fit(reported: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _remember(connection: Connection, run: str, number: int, silo: str, values: Mapping[str, Any]) -> None:
-    """The silo's row shows its latest report; one that comes late for an older round changes nothing there. What it has spent
-    never falls, whichever report said so: the ledger here misses proposals that came late or were lost in a crash."""
+    """The silo's row shows its latest report; one that comes late for an older round changes nothing there, and a problem is over
+    with the first report of a later round that has none. What it has spent never falls, whichever report said so: the ledger here
+    misses proposals that came late or were lost in a crash."""
     _ensure(connection, run, [silo])
     latest = {
         name: values[name] for name in ("drill", "problem", "given_up", "epsilon_budget", "record_budget") if name in values
     }
+    latest.setdefault("problem", case((silos.c.metrics_round < number, ""), else_=silos.c.problem))
     own = (silos.c.run == run) & (silos.c.name == silo)
     spent = values.get("epsilon_total")
     if spent is not None:
