@@ -382,4 +382,4 @@ def test_a_bad_call_is_refused_and_changes_nothing(
 
 
 def test_every_rpc_of_the_contract_has_refusals_here() -> None:
-    assert {case[0] for case in CASES} == set(METHODS)
+    assert {case[0] for case in CASES} == set(METHODS) - {"Play"}, "what is refused within Play: test_play.py"

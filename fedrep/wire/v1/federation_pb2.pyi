@@ -689,3 +689,29 @@ class LeaveRequest(_message.Message):
 class LeaveResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class PlayRequest(_message.Message):
+    __slots__ = ("call", "method", "message", "last", "cancelled")
+    CALL_FIELD_NUMBER: _ClassVar[int]
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    CANCELLED_FIELD_NUMBER: _ClassVar[int]
+    call: int
+    method: str
+    message: bytes
+    last: bool
+    cancelled: bool
+    def __init__(self, call: _Optional[int] = ..., method: _Optional[str] = ..., message: _Optional[bytes] = ..., last: _Optional[bool] = ..., cancelled: _Optional[bool] = ...) -> None: ...
+
+class PlayResponse(_message.Message):
+    __slots__ = ("call", "message", "last", "status")
+    CALL_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    call: int
+    message: bytes
+    last: bool
+    status: bytes
+    def __init__(self, call: _Optional[int] = ..., message: _Optional[bytes] = ..., last: _Optional[bool] = ..., status: _Optional[bytes] = ...) -> None: ...

@@ -106,6 +106,11 @@ class FederationServiceStub:
                 request_serializer=fedrep_dot_wire_dot_v1_dot_federation__pb2.LeaveRequest.SerializeToString,
                 response_deserializer=fedrep_dot_wire_dot_v1_dot_federation__pb2.LeaveResponse.FromString,
                 _registered_method=True)
+        self.Play = channel.stream_stream(
+                '/fedrep.wire.v1.FederationService/Play',
+                request_serializer=fedrep_dot_wire_dot_v1_dot_federation__pb2.PlayRequest.SerializeToString,
+                response_deserializer=fedrep_dot_wire_dot_v1_dot_federation__pb2.PlayResponse.FromString,
+                _registered_method=True)
 
 
 class FederationServiceServicer:
@@ -211,6 +216,13 @@ class FederationServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Play(self, request_iterator, context):
+        """Carries calls of the methods above over one stream, with the same messages and under the same rules.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_FederationServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -283,6 +295,11 @@ def add_FederationServiceServicer_to_server(servicer, server):
                     servicer.Leave,
                     request_deserializer=fedrep_dot_wire_dot_v1_dot_federation__pb2.LeaveRequest.FromString,
                     response_serializer=fedrep_dot_wire_dot_v1_dot_federation__pb2.LeaveResponse.SerializeToString,
+            ),
+            'Play': grpc.stream_stream_rpc_method_handler(
+                    servicer.Play,
+                    request_deserializer=fedrep_dot_wire_dot_v1_dot_federation__pb2.PlayRequest.FromString,
+                    response_serializer=fedrep_dot_wire_dot_v1_dot_federation__pb2.PlayResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -665,6 +682,33 @@ class FederationService:
             '/fedrep.wire.v1.FederationService/Leave',
             fedrep_dot_wire_dot_v1_dot_federation__pb2.LeaveRequest.SerializeToString,
             fedrep_dot_wire_dot_v1_dot_federation__pb2.LeaveResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Play(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/fedrep.wire.v1.FederationService/Play',
+            fedrep_dot_wire_dot_v1_dot_federation__pb2.PlayRequest.SerializeToString,
+            fedrep_dot_wire_dot_v1_dot_federation__pb2.PlayResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -59,6 +59,7 @@ from fedrep_runtime.status import error_of
 from fedrep_runtime.tls import channel_options, client_channel_credentials
 from fedrep_silo.audit import Audit
 from fedrep_silo.config import SiloSettings
+from fedrep_silo.line import Line
 from fedrep_silo.state import Written, spent_epsilon
 
 log = structlog.get_logger(__name__)
@@ -114,7 +115,9 @@ class Connection:
         self._server_name = server_name
         self._patience = patience
         self._channel: grpc.aio.Channel | None = None
+        self._line: Line | None = None
         self._stub: Any = None
+        self._plays = True
         self._renewed = False
         self._retired: set[asyncio.Task[None]] = set()
         self._reminded: float | None = None
@@ -122,7 +125,10 @@ class Connection:
         self.sent = 0
 
     async def close(self) -> None:
-        channel, self._channel = self._channel, None
+        channel, line = self._channel, self._line
+        self._channel = self._line = None
+        if line is not None:
+            await line.close()
         if channel is not None:
             await channel.close(None)
 
@@ -344,6 +350,10 @@ class Connection:
                 refusal = error_of(error)
                 if refusal is not None:
                     raise refusal from error
+                if error.code() is grpc.StatusCode.UNIMPLEMENTED and self._plays:
+                    self._plays = False  # a server from before Play: its methods are called one by one
+                    await self.close()
+                    continue
                 if error.code() not in PASSING:
                     raise FedrepError(f"{method} failed: {error.code().name}: {error.details()}") from error
                 away_since = away_since if away_since is not None else time.monotonic()
@@ -387,10 +397,10 @@ class Connection:
 
     def _connected(self) -> Any:
         if self._renewed and self._channel is not None:
-            task = asyncio.ensure_future(self._channel.close(STREAM_SECONDS))
+            task = asyncio.ensure_future(_retire(self._channel, self._line))
             self._retired.add(task)
             task.add_done_callback(self._retired.discard)
-            self._channel = None
+            self._channel = self._line = None
         self._renewed = False
         if self._channel is None:
             credentials = self._load()
@@ -400,7 +410,18 @@ class Connection:
                 options=channel_options(server_name=self._server_name),
             )
             self._stub = FederationServiceStub(self._channel)  # type: ignore[no-untyped-call]
-        return self._stub
+        if not self._plays:
+            return self._stub
+        if self._line is None or self._line.is_over:
+            self._line = Line(self._stub)
+        return self._line
+
+
+async def _retire(channel: grpc.aio.Channel, line: Line | None) -> None:
+    """What is under way is answered; nothing new begins."""
+    if line is not None:
+        await line.finish()
+    await channel.close(STREAM_SECONDS)
 
 
 def connect(settings: SiloSettings) -> Connection:

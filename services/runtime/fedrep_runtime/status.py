@@ -16,6 +16,7 @@ from grpc_status import rpc_status
 from fedrep.errors import CryptoError, FedrepError, InvalidInputError, NotFoundError, ProtocolError, RefusedError, SaidByPeer
 
 DOMAIN = "fedrep"
+DETAILS_KEY = "grpc-status-details-bin"  # the trailer with a google.rpc.Status
 # Statuses travel as HTTP/2 trailers, of which a peer takes 8 KiB; a text that quotes a peer's own words may be of any length.
 LONGEST_TEXT = 1000
 
@@ -70,7 +71,7 @@ def reason_of(error: grpc.RpcError) -> str | None:
     """The machine-readable word a peer sent with its refusal, if it is one of this project's."""
     metadata: Any = error.trailing_metadata() or ()
     for key, value in metadata:
-        if key == "grpc-status-details-bin":
+        if key == DETAILS_KEY:
             for detail in status_pb2.Status.FromString(value).details:
                 info = error_details_pb2.ErrorInfo()
                 if detail.Unpack(info) and info.domain == DOMAIN:

@@ -153,6 +153,19 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             self._handlers[method] = self._wrapped(handler, method, tuple(PERMISSIONS.get(method, frozenset())))
         return self._handlers[method]
 
+    async def carried(
+        self, method: str, behaviour: Callable[..., Any], coding: Coding, request: Any, context: Context, *, gives_parts: bool
+    ) -> AsyncIterator[bytes]:
+        """A call within Play: the same gate as for one that comes alone."""
+        call = _Call(self, method, tuple(PERMISSIONS.get(method, frozenset())), coding, context, within=_notes.get().call)
+        if gives_parts:
+            async for response in call.stream(behaviour, request):
+                yield response
+        else:
+            single = await call.unary(behaviour, request)
+            if single is not None:
+                yield single
+
     def _wrapped(self, handler: Any, method: str, roles: tuple[Role, ...]) -> Handler:
         """The same kind of handler, with the gate in front. It takes and gives bytes: nothing is decoded for a stranger."""
         coding = Coding(handler.request_deserializer, handler.response_serializer)
@@ -208,8 +221,17 @@ class Presented:
 class _Call:
     """One RPC in progress."""
 
-    def __init__(self, gate: Gate, method: str, roles: tuple[Role, ...], coding: Coding, context: Context) -> None:
+    def __init__(
+        self,
+        gate: Gate,
+        method: str,
+        roles: tuple[Role, ...],
+        coding: Coding,
+        context: Context,
+        within: _Call | None = None,
+    ) -> None:
         self._gate = gate
+        self._within = within
         self._method = method
         self._roles = roles
         self._coding = coding
@@ -234,6 +256,10 @@ class _Call:
         self._gate.alone[self._alone] = self
         if older is not None:
             older.cut(LimitError("this caller opened the same stream again, and the newest is served", reason="REPLACED"))
+
+    def count_elsewhere(self, up: int, down: int) -> None:
+        self._up -= up
+        self._down -= down
 
     def cut(self, reason: FedrepError) -> None:
         if self._unwelcome is None and self._task is not None:
@@ -313,6 +339,8 @@ class _Call:
             self._gate.turnstile.leave(name)
         if self._alone is not None and self._gate.alone.get(self._alone) is self:
             del self._gate.alone[self._alone]
+        if self._within is not None:  # bytes are counted once, by the call they were for
+            self._within.count_elsewhere(self._up, self._down)
         self._gate.meter.called(FinishedCall(self._method, name, run, code, seconds, self._up, self._down))
         if error is not None:
             level = "warning" if isinstance(error, CryptoError) else "info"

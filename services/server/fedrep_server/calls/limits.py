@@ -26,6 +26,7 @@ _SINGLE = {
     "GetCertificates": ENVELOPE + PER_FINGERPRINT * (MAX_HOLDERS + 1),
     "RevealShares": ENVELOPE + PER_SHARE_REVEALED * MAX_HOLDERS,
     "ReportMetrics": REPORT,
+    "Play": CHUNK_BYTES + ENVELOPE,  # what each call in it may hold is asked for when it is known which it is
 }
 _HEADERS = {
     "ProposeCoordinates": ENVELOPE + PER_HOLDER_PROPOSED * MAX_HOLDERS,
@@ -39,7 +40,7 @@ def check_message(method: str, size: int, *, first: bool) -> None:
         return  # admins and viewers: gRPC's own limit
     name = method.removeprefix(FEDERATION)
     largest = _HEADERS.get(name) or _SINGLE.get(name, ENVELOPE)
-    if not first:
+    if not first and name != "Play":
         largest = CHUNK_BYTES + 16
     if size > largest:
         raise DecodeError(

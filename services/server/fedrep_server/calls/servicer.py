@@ -18,11 +18,14 @@ from fedrep.protocol.server_rules import check_session_key
 from fedrep.secagg.shamir import MAX_HOLDERS
 from fedrep.wire import codec
 from fedrep.wire.chunks import Assembler, cut_into_chunks
+from fedrep.wire.methods import Method
 from fedrep.wire.v1 import federation_pb2 as pb
 from fedrep.wire.v1 import federation_pb2_grpc
 from fedrep_identity.certificates import PeerCertificate, Role
 from fedrep_server.calls.expected import proposal_to_come, reveal_to_come, submission_to_come
-from fedrep_server.calls.interceptor import caller, concerns_run, only_one_of_its_kind
+from fedrep_server.calls.interceptor import Coding, Gate, caller, concerns_run, only_one_of_its_kind
+from fedrep_server.calls.permissions import FEDERATION
+from fedrep_server.calls.play import Stream
 from fedrep_server.calls.versions import require_same_version
 from fedrep_server.rounds.coordinator import Coordinator
 from fedrep_server.rounds.run_driver import RunDriver
@@ -31,8 +34,9 @@ Context = Any
 
 
 class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
-    def __init__(self, coordinator: Coordinator) -> None:
+    def __init__(self, coordinator: Coordinator, gate: Gate) -> None:
         self._coordinator = coordinator
+        self._gate = gate
         self._receive_seconds = coordinator.settings.receive_seconds
 
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinResponse:
@@ -167,6 +171,14 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveResponse:
         await self._run(request.run).leave(_silo())
         return pb.LeaveResponse()
+
+    async def Play(self, request_iterator: AsyncIterator[pb.PlayRequest], context: Context) -> AsyncIterator[pb.PlayResponse]:
+        async for answer in Stream(self._carry, context).play(request_iterator):
+            yield answer
+
+    def _carry(self, method: Method, request: Any, context: Any) -> AsyncIterator[bytes]:
+        behaviour, coding = getattr(self, method.name), Coding(method.request.FromString, method.response.SerializeToString)
+        return self._gate.carried(FEDERATION + method.name, behaviour, coding, request, context, gives_parts=method.gives_parts)
 
     @asynccontextmanager
     async def _in_time(self) -> AsyncIterator[None]:

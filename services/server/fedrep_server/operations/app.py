@@ -99,7 +99,7 @@ async def start(settings: ServerSettings, on_lost: OnLost = end_process) -> Runn
         # Of one connection, which is one caller's: refusals that are held must not be without number.
         streams = [("grpc.max_concurrent_streams", max(STREAMS_AT_ONCE, settings.calls_at_once))]
         server = grpc.aio.server(interceptors=[gate], options=[*server_options(LARGEST_RECEIVED), *CROWD, *WINDOW, *streams])
-        _add_services(server, coordinator, health)
+        _add_services(server, coordinator, gate, health)
         secure = server_credentials(key_pair_loader(settings.credentials), credentials.root)
         port = bind(lambda: server.add_secure_port(f"{settings.host}:{settings.port}", secure), settings.host, settings.port)
         stack.push_async_callback(server.stop, DRAIN_SECONDS)
@@ -184,8 +184,8 @@ async def _not_yet_serving() -> HealthServicer:
     return health
 
 
-def _add_services(server: grpc.aio.Server, coordinator: Coordinator, health: HealthServicer) -> None:
-    federation_pb2_grpc.add_FederationServiceServicer_to_server(FederationServicer(coordinator), server)  # type: ignore[no-untyped-call]
+def _add_services(server: grpc.aio.Server, coordinator: Coordinator, gate: Gate, health: HealthServicer) -> None:
+    federation_pb2_grpc.add_FederationServiceServicer_to_server(FederationServicer(coordinator, gate), server)  # type: ignore[no-untyped-call]
     observer_pb2_grpc.add_ObserverServiceServicer_to_server(ObserverServicer(coordinator), server)  # type: ignore[no-untyped-call]
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     reflection.enable_server_reflection((*SERVICES, reflection.SERVICE_NAME), server)

@@ -1,0 +1,142 @@
+"""One stream to the server that carries all calls: `Line` answers to the names of the contract's methods, as a stub of gRPC does.
+
+A call of gRPC for each message costs more than the message. A refusal arrives as the same `AioRpcError` as from the method
+itself; when the stream ends, so do all calls in it, with its error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, suppress
+from typing import Any
+
+import grpc
+from google.rpc import status_pb2  # type: ignore[import-untyped]
+
+from fedrep.wire.methods import METHODS, Method
+from fedrep.wire.v1 import federation_pb2 as pb
+from fedrep_runtime.status import DETAILS_KEY
+
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
+class Line:
+    def __init__(self, stub: Any) -> None:
+        self._stream: Any = stub.Play()
+        self._open: dict[int, asyncio.Queue[pb.PlayResponse | BaseException]] = {}
+        self._last = 0
+        self._writing = asyncio.Lock()
+        self._ended: BaseException | None = None
+        self._told: asyncio.Task[None] | None = None
+        self._reader = asyncio.create_task(self._read())
+
+    @property
+    def is_over(self) -> bool:
+        return self._ended is not None
+
+    async def close(self) -> None:
+        self._reader.cancel()
+        self._stream.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._reader
+
+    async def finish(self) -> None:
+        """Begin nothing more; returns when what is under way has been answered."""
+        async with self._writing:
+            with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
+                await self._stream.done_writing()
+        await asyncio.wait((self._reader,))
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = METHODS.get(name)
+        if method is None:
+            raise AttributeError(name)
+        ask = self._ask_for_parts if method.gives_parts else self._ask
+        return lambda request, timeout=None: ask(method, request, timeout)
+
+    async def _ask(self, method: Method, request: Any, timeout: float | None) -> Any:
+        async with aclosing(self._ask_for_parts(method, request, timeout)) as answers:
+            async for answer in answers:
+                return answer
+        raise _error(grpc.StatusCode.INTERNAL, f"the server ended {method.name} without an answer")
+
+    async def _ask_for_parts(self, method: Method, request: Any, timeout: float | None) -> AsyncGenerator[Any, None]:
+        if self._ended is not None:
+            raise self._ended
+        self._last += 1
+        number, answers = self._last, asyncio.Queue[pb.PlayResponse | BaseException]()
+        self._open[number] = answers
+        sending = asyncio.create_task(self._send(method, number, request))
+        deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
+        over = False
+        try:
+            while not over:
+                async with asyncio.timeout_at(deadline):  # not around the yield: whoever waits there must not be cancelled
+                    answer = await answers.get()
+                if isinstance(answer, BaseException):
+                    over = True
+                    raise answer
+                over = answer.last
+                if answer.status:
+                    raise _refusal(answer.status)
+                if answer.HasField("message"):
+                    yield method.response.FromString(answer.message)
+        except TimeoutError:
+            raise _error(grpc.StatusCode.DEADLINE_EXCEEDED, f"{method.name} was not answered in {timeout:g} s") from None
+        finally:
+            sending.cancel()
+            del self._open[number]
+            if not over and self._ended is None:
+                self._tell(pb.PlayRequest(call=number, cancelled=True))
+
+    async def _send(self, method: Method, number: int, request: Any) -> None:
+        """Stops when the answer is there before all parts have left."""
+        if not method.takes_parts:
+            first = pb.PlayRequest(call=number, method=method.name, message=request.SerializeToString(), last=True)
+            return await self._write(first)
+        before: pb.PlayRequest | None = None
+        async for part in request:  # one behind, so that the last part can say that it is the last
+            if before is not None:
+                await self._write(before)
+            name = method.name if before is None else ""
+            before = pb.PlayRequest(call=number, method=name, message=part.SerializeToString())
+        last = before if before is not None else pb.PlayRequest(call=number, method=method.name)
+        last.last = True
+        return await self._write(last)
+
+    async def _write(self, message: pb.PlayRequest) -> None:
+        async with self._writing:
+            with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):  # the reader says why the stream ended
+                await self._stream.write(message)
+
+    def _tell(self, message: pb.PlayRequest) -> None:
+        task = asyncio.create_task(self._write(message))
+        self._told = task  # the loop itself keeps only weak references
+
+    async def _read(self) -> None:
+        ended: BaseException = _error(grpc.StatusCode.UNAVAILABLE, "the server ended the stream")
+        try:
+            async for answer in self._stream:
+                answers = self._open.get(answer.call)
+                if answers is not None:
+                    answers.put_nowait(answer)
+        except grpc.aio.AioRpcError as error:
+            ended = error
+        except asyncio.CancelledError:
+            ended = _error(grpc.StatusCode.CANCELLED, "the connection was closed")
+            raise
+        finally:
+            self._ended = ended
+            for answers in self._open.values():
+                answers.put_nowait(ended)
+
+
+def _refusal(status: bytes) -> grpc.aio.AioRpcError:
+    said = status_pb2.Status.FromString(status)
+    trailers = grpc.aio.Metadata((DETAILS_KEY, status))
+    return grpc.aio.AioRpcError(_CODES[said.code], grpc.aio.Metadata(), trailers, said.message, None)
+
+
+def _error(code: grpc.StatusCode, text: str) -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), text, None)

@@ -1,0 +1,160 @@
+"""Play: the calls of one silo over one stream, each under the same gate as if it had come alone.
+
+A call of gRPC costs more than most of the messages in it. Nothing else changes: what a method takes, refuses, counts and waits
+for is decided where it is for the method itself. The stream is read no faster than the calls in it take their parts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, NoReturn
+
+import grpc
+
+from fedrep.errors import DecodeError, FedrepError, LimitError
+from fedrep.wire.methods import METHODS, Method
+from fedrep.wire.v1 import federation_pb2 as pb
+from fedrep_runtime.status import DETAILS_KEY
+
+ANSWERS_AHEAD = 4
+CALLS_AT_ONCE = 64  # beyond them the stream is not read on; how many a caller may have served at once is the turnstile's to say
+LATE_PARTS = 64  # of calls that have ended: those that were on their way when the answer left
+
+
+class CallRefusedError(Exception):
+    """What `abort` raises in a call that has no status line of its own."""
+
+    def __init__(self, status: bytes) -> None:
+        super().__init__()
+        self.status = status
+
+
+class InnerContext:
+    """What a handler asks of gRPC's context, for one call within the stream."""
+
+    def __init__(self, properties: Mapping[str, Any]) -> None:
+        self._properties = properties
+
+    def auth_context(self) -> Mapping[str, Any]:
+        return self._properties
+
+    async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> NoReturn:
+        for key, value in trailing_metadata or ():
+            if key == DETAILS_KEY:
+                raise CallRefusedError(value)
+        raise AssertionError(f"a refusal without a reason: {code} {details}")
+
+
+# What serves one call: (method, request or its parts, context), answered with encoded messages.
+Serve = Callable[[Method, Any, InnerContext], AsyncIterator[bytes]]
+
+
+class InnerCall:
+    """One call in progress. `parts` holds one message at a time: whoever sends faster than the handler reads has to wait."""
+
+    def __init__(self, number: int, method: Method) -> None:
+        self.number = number
+        self.method = method
+        self.parts: asyncio.Queue[bytes | None] = asyncio.Queue(1)
+        self.task: asyncio.Task[None] | None = None
+
+    async def received(self) -> AsyncIterator[bytes]:
+        while (part := await self.parts.get()) is not None:
+            yield part
+
+
+class Stream:
+    """One Play."""
+
+    def __init__(self, serve: Serve, context: Any) -> None:
+        self._serve = serve
+        self._context = InnerContext(context.auth_context())
+        self._answers: asyncio.Queue[pb.PlayResponse | None] = asyncio.Queue(ANSWERS_AHEAD)
+        self._calls: dict[int, InnerCall] = {}
+        self._room = asyncio.Semaphore(CALLS_AT_ONCE)
+        self._highest = 0
+        self._late = 0
+        self._problem: BaseException | None = None
+
+    async def play(self, requests: AsyncIterator[pb.PlayRequest]) -> AsyncIterator[pb.PlayResponse]:
+        reader = asyncio.create_task(self._read(requests))
+        try:
+            while (answer := await self._answers.get()) is not None:
+                yield answer
+            if self._problem is not None:
+                raise self._problem
+        finally:
+            tasks = [reader, *(call.task for call in self._calls.values() if call.task is not None)]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _read(self, requests: AsyncIterator[pb.PlayRequest]) -> None:
+        """Until the caller says nothing more; what is still under way is answered first."""
+        try:
+            async for request in requests:
+                await self._take(request)
+            under_way = [call.task for call in self._calls.values() if call.task is not None]
+            await asyncio.gather(*under_way, return_exceptions=True)
+        except FedrepError as error:
+            self._problem = error
+        await self._answers.put(None)
+
+    async def _take(self, request: pb.PlayRequest) -> None:
+        call = self._calls.get(request.call)
+        if request.call > self._highest:
+            call = await self._begin(request)
+        elif call is None:
+            self._count_late()
+        if call is None:
+            return
+        if request.cancelled:
+            assert call.task is not None
+            call.task.cancel()
+            return
+        if request.HasField("message"):
+            await self._hand_over(call, request.message)
+        if request.last and call.method.takes_parts:
+            await self._hand_over(call, None)
+
+    async def _begin(self, request: pb.PlayRequest) -> InnerCall:
+        self._highest = request.call
+        method = METHODS.get(request.method)
+        if method is None:
+            raise DecodeError(f"there is no method {request.method[:100]!r} to play; update the program that sent it")
+        await self._room.acquire()
+        call = self._calls[request.call] = InnerCall(request.call, method)
+        call.task = asyncio.create_task(self._answer(call))
+        return call
+
+    def _count_late(self) -> None:
+        self._late += 1
+        if self._late > LATE_PARTS:
+            raise LimitError("this caller goes on sending to calls that have ended; open a new stream", reason="TOO_LATE")
+
+    async def _hand_over(self, call: InnerCall, part: bytes | None) -> None:
+        """Waits while the handler has not read the part before; not for one that has ended."""
+        if call.parts.empty():
+            call.parts.put_nowait(part)
+            return
+        assert call.task is not None
+        putting = asyncio.create_task(call.parts.put(part))
+        await asyncio.wait((putting, call.task), return_when=asyncio.FIRST_COMPLETED)
+        putting.cancel()
+
+    async def _answer(self, call: InnerCall) -> None:
+        answer: Any = pb.PlayResponse(call=call.number, last=True)
+        try:
+            request = call.received() if call.method.takes_parts else await call.parts.get()
+            async for message in self._serve(call.method, request, self._context):
+                if answer.HasField("message"):  # one behind, so that the last part can say that it is the last
+                    await self._answers.put(pb.PlayResponse(call=call.number, message=answer.message))
+                answer.message = message
+        except CallRefusedError as refused:
+            answer = pb.PlayResponse(call=call.number, last=True, status=refused.status)
+        finally:
+            self._calls.pop(call.number, None)
+            self._room.release()
+        self._late = 0
+        await self._answers.put(answer)

@@ -1,0 +1,150 @@
+"""Play carries every other method: the same answers, the same refusals, and the same limits, over one stream."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from fedrep.wire.methods import METHODS
+from fedrep.wire.v1 import federation_pb2 as pb
+from fedrep_runtime.status import reason_of
+from fedrep_server.calls.play import LATE_PARTS
+from tests.contract.refusals import TOO_LONG_FOR_GRPC, Call, Refused, refuses
+from tests.contract.test_federation_rpcs import CASES
+from tests.harness import mini_silo
+from tests.harness.live_server import PARAMETERS, SILOS, LiveServer, Stage, joined, refusal, wait_for_round, wait_until
+from tests.harness.mini_silo import SECONDS, play_round
+from tests.harness.people import People
+from tests.harness.played_stub import PlayedStub
+
+
+@pytest.fixture
+def played(stages: Callable[[str], Stage], monkeypatch: pytest.MonkeyPatch) -> Iterator[list[PlayedStub]]:
+    """Every silo made from here on plays, but for those that bring a round to its phase; what a test leaves open is closed."""
+    for phase in {case[1] for case in CASES}:
+        stages(phase)
+    made: list[PlayedStub] = []
+
+    def stub(channel: grpc.Channel) -> PlayedStub:
+        made.append(PlayedStub(channel))
+        return made[-1]
+
+    monkeypatch.setattr(mini_silo, "FederationServiceStub", stub)
+    yield made
+    for each in made:
+        each.close()
+
+
+def test_play_carries_every_method_but_itself() -> None:
+    assert {*METHODS, "Play"} == {method.name for method in pb.DESCRIPTOR.services_by_name["FederationService"].methods}
+
+
+def test_rounds_are_played_over_one_stream_for_each_silo(server: LiveServer, run_name: str, played: list[PlayedStub]) -> None:
+    server.create_run(run_name)
+    silos = joined(server, run_name)
+    for silo in silos:
+        silo.fetch_model(0)
+    draw, last = random.Random(3), 0
+    for _ in range(2):
+        updates = {silo.name: [draw.uniform(-0.5, 0.5) for _ in range(PARAMETERS)] for silo in silos}
+        manifest = wait_for_round(server, run_name, after=last)
+        assert play_round(silos, manifest, updates).outcome == pb.OUTCOME_APPLIED
+        last = manifest.round
+    assert all(silo.model == silos[0].model for silo in silos)
+    assert len(played) == len(silos)
+
+
+@pytest.mark.parametrize(
+    ("phase", "call", "expected"),
+    [case[1:2] + case[3:] for case in CASES if case[4] != TOO_LONG_FOR_GRPC],
+    ids=[f"{case[0]}: {case[2]}" for case in CASES if case[4] != TOO_LONG_FOR_GRPC],
+)
+def test_a_bad_call_is_refused_as_it_is_alone(
+    stages: Callable[[str], Stage], played: list[PlayedStub], phase: str, call: Call, expected: Refused
+) -> None:
+    at = stages(phase)
+    before = [silo.stub for silo in at.silos]
+    for silo in at.silos:
+        silo.stub = PlayedStub(silo.channel)
+        played.append(silo.stub)
+    try:
+        refuses(at, call, expected)
+        assert any(stub.last for stub in played)
+    finally:
+        for silo, stub in zip(at.silos, before, strict=True):
+            silo.stub = stub
+
+
+def test_a_method_that_its_role_may_not_call_is_refused_within_play_too(server: LiveServer, run_name: str) -> None:
+    run = server.create_run(run_name)
+    stub = PlayedStub(server.channel("evaluator"))
+    try:
+        request = pb.GetConsensusRequest(run=run, round=1)
+        assert refusal(lambda: list(stub.GetConsensus(request))) == ("PERMISSION_DENIED", "WRONG_ROLE")
+        assert stub.Join(pb.JoinRequest(run_name=run_name, protocol_version=2)).last_round == 0, "the stream goes on"
+    finally:
+        stub.close()
+
+
+@pytest.fixture
+def raw(server: LiveServer) -> Iterator[PlayedStub]:
+    stub = PlayedStub(server.channel(SILOS[0]))
+    yield stub
+    stub.close()
+
+
+def ending(stub: PlayedStub) -> tuple[str, str | None]:
+    """How the whole stream ends."""
+    answers = stub.begin("FindRuns", iter([pb.FindRunsRequest(name="nobody")]), SECONDS)
+    return refusal(lambda: [*answers, *stub.begin("FindRuns", iter([pb.FindRunsRequest(name="nobody")]), SECONDS)])
+
+
+def test_an_unknown_method_ends_the_stream_with_a_sentence(raw: PlayedStub) -> None:
+    raw.sending.put(pb.PlayRequest(call=raw.last + 1, method="Nonsense", message=b"", last=True))
+    raw.last += 1
+    assert ending(raw) == ("INVALID_ARGUMENT", "MALFORMED")
+
+
+def test_whoever_goes_on_sending_to_calls_that_have_ended_loses_the_stream(raw: PlayedStub) -> None:
+    list(raw.begin("FindRuns", iter([pb.FindRunsRequest(name="nobody")]), SECONDS))
+    for _ in range(LATE_PARTS + 1):
+        raw.sending.put(pb.PlayRequest(call=raw.last, message=b"x"))
+    assert ending(raw) == ("RESOURCE_EXHAUSTED", "TOO_LATE")
+
+
+def test_a_call_that_is_cancelled_waits_no_longer_and_the_stream_goes_on(
+    stages: Callable[[str], Stage], played: list[PlayedStub]
+) -> None:
+    at = stages("propose")
+    stub = PlayedStub(at.first.channel)
+    played.append(stub)
+    waiting = stub.begin("GetConsensus", iter([pb.GetConsensusRequest(run=at.first.run, round=1)]))
+    wait_until(lambda: at.server.waiting(at.run) == 1)
+    stub.sending.put(pb.PlayRequest(call=stub.last, cancelled=True))
+    wait_until(lambda: at.server.waiting(at.run) == 0)
+    assert not list(stub.FindRuns(pb.FindRunsRequest(name="nobody"), timeout=SECONDS).runs)
+    del waiting
+
+
+def test_calls_within_play_count_as_calls(people: People, tmp_path: Path) -> None:
+    with LiveServer(people, tmp_path, calls_per_second=1) as live:
+        stub = PlayedStub(live.channel(SILOS[0]))
+        try:
+            refused = [_reason(lambda: stub.FindRuns(pb.FindRunsRequest(), timeout=SECONDS)) for _ in range(12)]
+        finally:
+            stub.close()
+    assert refused[0] is None
+    assert refused[-1] == "TOO_MANY_CALLS"
+
+
+def _reason(call: Callable[[], Any]) -> str | None:
+    try:
+        call()
+    except grpc.RpcError as error:
+        return reason_of(error)
+    return None
