@@ -114,7 +114,7 @@ def _holders(run: RunManifest) -> str:
 
 def _buffers(run: RunManifest) -> str:
     count = number_of_buffers(len(run.silos), run.buffer_size)
-    needed = f"; f = {run.byzantine} needs {buffers_to_be_robust(run.byzantine)}" if run.byzantine else ""
+    needed = f"; f = {run.byzantine} needs {buffers_to_be_robust(run.byzantine, run.aggregator)}" if run.byzantine else ""
     return f"{count} buffers of s = {run.buffer_size}, opened with {run.min_survivors} survivors or more{needed}"
 
 

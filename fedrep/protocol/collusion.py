@@ -23,14 +23,13 @@ from fedrep.buffers import number_of_buffers
 from fedrep.errors import FedrepError, InvalidInputError, SettingsError
 from fedrep.protocol.manifests import RunManifest, SiloName
 from fedrep.protocol.opening import configured_rule
-from fedrep.protocol.thresholds import expected_byzantine
+from fedrep.protocol.thresholds import KRUM, expected_byzantine
 
 Vector = NDArray[np.float32]
 Rule = Callable[[NDArray[Any]], Any]
 TRIAL: Final = 16
 ALIE: Final = "alie"
 FANG: Final = "fang"
-KRUM: Final = ("krum", "multi_krum")
 # What follows from the run and from who knows what, and is nobody's choice.
 NOT_AN_OPTION: Final = ("own", "rule", "partial")
 

@@ -129,10 +129,10 @@ def _buffers(run: RunManifest) -> list[str]:
             problems.append(
                 f"{run.aggregator} over one buffer is the plain mean: use smaller buffers, more silos, or aggregator = 'mean'"
             )
-        elif f >= 1 and count < buffers_to_be_robust(f):
+        elif f >= 1 and count < (needed := buffers_to_be_robust(f, run.aggregator)):
             problems.append(
                 f"{m} silos in buffers of {run.buffer_size} give {count} buffers; {run.aggregator} against f = {f} needs "
-                f"{buffers_to_be_robust(f)}: lower f or the buffer size, or add silos"
+                f"{needed}: lower f or the buffer size, or add silos"
             )
     elif f >= 1:
         problems.append(f"the plain mean withstands no attacker: set byzantine_count = 0 or choose a robust rule (f = {f})")

@@ -6,6 +6,9 @@ m silos in the roster, s in a buffer, f Byzantine, c helping the server, t holde
 from __future__ import annotations
 
 from collections.abc import Iterable, Sized
+from typing import Final
+
+KRUM: Final = ("krum", "multi_krum")
 
 
 def share_threshold(holders: int) -> int:
@@ -23,9 +26,12 @@ def buffers_needed(byzantine: int) -> int:
     return 1 if byzantine == 0 else max(byzantine + 1, 3)
 
 
-def buffers_to_be_robust(byzantine: int) -> int:
-    """Buffers a run must have against f >= 1 attackers: when each of them spoils one, a majority is left, and at least three."""
-    return max(2 * byzantine + 1, byzantine + 3)
+def buffers_to_be_robust(byzantine: int, rule: str = "") -> int:
+    """Buffers a run must have against f >= 1 attackers: when each of them spoils one, a majority is left, and at least three.
+
+    Krum guarantees nothing below 2f + 3 (Blanchard et al., 2017): f equal rows are each other's nearest, and get chosen.
+    """
+    return 2 * byzantine + 3 if rule in KRUM else max(2 * byzantine + 1, byzantine + 3)
 
 
 def expected_byzantine(byzantine: int, opened: int) -> int:

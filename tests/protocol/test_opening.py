@@ -24,10 +24,10 @@ from tests.protocol.byzantine import garbage_shares, propose_with_bad_shares, su
 from tests.protocol.federation import Federation, Silo
 
 
-def attacked(**changes: object) -> Federation:
+def attacked(silos: int = 8, **changes: object) -> Federation:
     """Eight silos in four buffers of which f = 1 may be attacked (o_min = 3)."""
-    settings: dict[str, object] = {"byzantine": 1, "aggregator": "median", "quorum": 8, "parameters": 80, **changes}
-    federation = Federation.of(8, **settings)  # type: ignore[arg-type]
+    settings: dict[str, object] = {"byzantine": 1, "aggregator": "median", "quorum": silos, "parameters": 80, **changes}
+    federation = Federation.of(silos, **settings)  # type: ignore[arg-type]
     assert preflight(federation.run) == []
     federation.open_round()
     return federation
@@ -236,11 +236,14 @@ def test_with_2f_plus_1_opened_buffers_the_log_stays_quiet() -> None:
 
 
 def test_a_rule_that_cannot_run_on_what_was_opened_skips_the_round() -> None:
-    """Krum against f = 1 needs four rows; three were opened."""
-    federation = attacked(aggregator="krum")
+    """Krum against f = 1 needs four rows; of five buffers three were opened."""
+    federation = attacked(silos=10, aggregator="krum")
     for silo in federation.members:
         federation.propose(silo)
-    submit_random_values(federation, federation.members[2])
+    spoilt = [buffer[0] for buffer in seats(federation.run, federation.round.manifest.round)[:2]]
+    for silo in federation.members:
+        if silo.name in spoilt:
+            submit_random_values(federation, silo)
     result = play_on(federation)
     assert result.outcome is Outcome.SKIPPED
     assert result.reason.startswith("the aggregator refused: ")
