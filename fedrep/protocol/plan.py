@@ -146,12 +146,12 @@ def record_meaning(run: RunManifest) -> str:
             "This run asks for no promise about training records: what one of them costs is each silo's own affair, and without "
             "[privacy] in a silo's settings its records have no guarantee."
         )
-    worth = f"shifts an observer's odds on whether it was there {_factor(epsilon)}"
+    worth = f"shifts an observer's odds on whether it was there {_factor(epsilon)}, except with that small probability"
     if epsilon > privacy.TOO_LARGE_TO_MEAN_MUCH:
         worth = f"is too large a bound to mean much, being above {privacy.TOO_LARGE_TO_MEAN_MUCH:g}"
     return (
         f"Every silo must promise, signed, that one of its training records never costs more than epsilon {epsilon:g} at delta "
-        f"{delta:g}, which {worth}, except with that small probability. A promise, not a proof."
+        f"{delta:g}, which {worth}. A promise, not a proof."
     )
 
 

@@ -100,7 +100,9 @@ class Visitor:
         self.page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=True)
 
 
-def visit(chromium: Browser, url: str, *, width: int = 1280, scheme: str = "light", token: str = ADMIN) -> Visitor:
+def visit(
+    chromium: Browser, url: str, *, width: int = 1280, scheme: str = "light", token: str = ADMIN, until: str = "table.runs"
+) -> Visitor:
     context = chromium.new_context(
         viewport={"width": width, "height": 800},
         color_scheme="dark" if scheme == "dark" else "light",
@@ -108,5 +110,5 @@ def visit(chromium: Browser, url: str, *, width: int = 1280, scheme: str = "ligh
     )
     visitor = Visitor(context.new_page(), url)
     visitor.page.goto(f"{url}/#token={token}")
-    visitor.page.wait_for_selector("table.runs")
+    visitor.page.wait_for_selector(until)
     return visitor

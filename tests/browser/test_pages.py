@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import pytest
@@ -12,7 +13,7 @@ from playwright.sync_api import Browser, Page, expect
 from fedrep.record_privacy import COVERS
 from tests.browser.conftest import Site, visit
 from tests.harness.dashboard_server import ATTACKERS, scripted_run
-from tests.harness.dashboard_site import VIEWER
+from tests.harness.dashboard_site import VIEWER, insecure, serving, settings_for
 
 PAGES = {
     "overview": "/",
@@ -269,12 +270,21 @@ def test_an_admin_pauses_and_resumes_with_a_reason(chromium: Browser, site: Site
     page.context.close()
 
 
-def test_what_needs_an_admins_signature_is_a_command_to_copy(chromium: Browser, site: Site) -> None:
-    visitor = visit(chromium, site.url)
+@pytest.fixture
+def looking(site: Site) -> Iterator[str]:
+    """A dashboard whose own certificate has the role viewer, for admins too."""
+    with serving(settings_for(site.server.address), insecure(site.server.address, may_act=False)) as url:
+        yield url
+
+
+def test_a_dashboard_that_cannot_sign_says_so_and_shows_the_commands_to_copy(chromium: Browser, site: Site, looking: str) -> None:
+    visitor = visit(chromium, looking)
     page = visitor.open("/runs/digits")
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.get_by_role("button", name="Roll back, amend").click()
     dialog, server = page.get_by_role("dialog"), f"--server {site.server.address}"
+    expect(dialog).to_contain_text("This dashboard's own certificate has the role viewer")
+    expect(dialog).to_contain_text("Kept versions: 0.")
     visitor.shoot("signed")
     dialog.get_by_role("button", name="Copy: rollback").click()
     expect(dialog.get_by_role("button", name="Copied: rollback")).to_be_visible()
@@ -284,18 +294,21 @@ def test_what_needs_an_admins_signature_is_a_command_to_copy(chromium: Browser, 
     assert page.evaluate("navigator.clipboard.readText()") == f"fedrep run amend digits --add SILO --remove SILO {server}"
     dialog.get_by_role("button", name="Close").click()
     expect(dialog).to_have_count(0)
+    page = visitor.open("/new")
+    expect(page.locator(".empty")).to_contain_text("fedrep run create --config run.toml --model init.safetensors")
     assert visitor.problems == []
     page.context.close()
 
 
-def test_without_a_clipboard_the_command_is_selected(chromium: Browser, site: Site) -> None:
+def test_without_a_clipboard_the_command_is_selected(chromium: Browser, site: Site, looking: str) -> None:
     """Browsers give one only to pages of HTTPS and of this machine."""
-    page = visit(chromium, site.url).open("/runs/digits/silos")
+    page = visit(chromium, looking).open("/runs/digits/silos")
     page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
     page.get_by_role("button", name="Roll back, amend").click()
+    expect(page.get_by_text("Kept versions")).to_be_visible()
     page.get_by_role("button", name="Copy: rollback").click()
     expect(page.get_by_role("button", name="Press Ctrl-C: rollback")).to_be_visible()
-    wanted = f"fedrep run rollback digits --to VERSION --server {site.server.address}"
+    wanted = f"fedrep run rollback digits --to 0 --server {site.server.address}"
     assert page.evaluate("getSelection().toString()") == wanted
     page.context.close()
 
@@ -306,26 +319,32 @@ def test_an_admin_excludes_and_readmits_a_silo(chromium: Browser, site: Site) ->
     page.get_by_role("dialog").get_by_role("button", name="Exclude").click()
     expect(page.locator("tr", has_text="silo-05").locator(".state")).to_contain_text("excluded")
     page.get_by_role("button", name="Readmit silo-05").click()
+    expect(page.get_by_role("dialog")).to_contain_text("from the next roster on")
+    page.get_by_role("dialog").get_by_role("button", name="Readmit").click()
     expect(page.locator("tr", has_text="silo-05").locator(".state")).to_contain_text("present")
     page.context.close()
 
 
 def test_a_run_is_created_from_the_form_once_the_preflight_is_content(chromium: Browser, site: Site) -> None:
     page = visit(chromium, site.url).open("/new")
-    button = page.get_by_role("button", name="Sign and create")
+    button = page.get_by_role("button", name="Create run")
     expect(button).to_be_disabled()
     page.get_by_role("textbox", name="Name lower-case").fill("from-form")
-    expect(page.locator(".fine")).to_be_visible()
+    conclusion = page.locator(".conclusion")
+    expect(conclusion).to_have_text("✓ This run can be created.")
     page.get_by_label("Record delta at most").fill("")
-    expect(page.locator(".problems")).to_contain_text("belong together")
+    expect(conclusion).to_contain_text("belong together")
     page.get_by_label("Record epsilon at most").fill("")
-    expect(page.locator(".fine")).to_be_visible()
+    expect(conclusion).to_contain_text("can be created")
     page.get_by_label("Byzantine silos at most").fill("4")
-    expect(page.locator(".problems")).to_contain_text("lower f")
+    expect(conclusion).to_contain_text("With f = 4 and s = 2 you need")
+    expect(page.locator(".facts")).to_contain_text("lower f")
     expect(button).to_be_disabled()
-    page.get_by_label("Byzantine silos at most").fill("2")
+    page.get_by_role("button", name="Set byzantine_count = 2").click()
+    expect(page.get_by_label("Byzantine silos at most")).to_have_value("2")
     expect(button).to_be_enabled()
     button.click()
+    page.get_by_role("dialog").get_by_role("button", name="Sign and create").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("from-form")
     expect(page.locator(".empty").first).to_contain_text("fedrep client --config client.toml")
     page.context.close()
@@ -346,6 +365,7 @@ def test_nothing_is_offered_or_said_that_makes_no_sense_for_one_run_or_a_run_tha
     expect(page.get_by_text("Choose another run above")).to_be_visible()
     page = visitor.open("/runs/digits-mean/silos")
     expect(page.locator("table.cards tbody tr")).to_have_count(10)
+    expect(page.get_by_role("link", name="Clone")).to_be_visible()
     expect(page.get_by_role("button", name="Exclude")).to_have_count(0)
     expect(page.get_by_role("button", name="Roll back, amend")).to_have_count(0)
     page.context.close()

@@ -7,6 +7,7 @@ export interface Session {
   csrf: string;
   may_act: boolean;
   may_create: boolean;
+  signer: { name: string; fingerprint: string } | null;
   note: string;
 }
 
@@ -258,6 +259,8 @@ export class Problem extends Error {
 }
 
 let csrf = "";
+
+export const csrfToken = (): string => csrf;
 
 export async function call<T>(method: string, path: string, body?: unknown): Promise<T> {
   const headers: Record<string, string> = {};

@@ -1,6 +1,7 @@
 import { render } from "preact";
 import { App } from "./app";
 import "./style.css";
+import "./admin.css";
 import { startTheme } from "./theme";
 
 startTheme();

@@ -1,8 +1,9 @@
 // Name, state, tabs and the admin's buttons: the same above all pages of a run.
-import { useEffect, useRef, useState } from "preact/hooks";
-import { type Model, type Run, call } from "./api";
+import { useState } from "preact/hooks";
+import { type Run, call } from "./api";
 import type { Shared } from "./app";
-import { Ask, Copied, State } from "./parts";
+import { Orders } from "./orders";
+import { Ask, State } from "./parts";
 import { Link } from "./router";
 
 interface Action {
@@ -21,10 +22,9 @@ const ACTIONS: Record<string, Action> = {
 interface HeadProps extends Pick<Shared, "session" | "server"> {
   run: Run;
   page: "run" | "silos" | "round";
-  models?: Model[];
 }
 
-export function RunHead({ run, page, session, server, models }: HeadProps) {
+export function RunHead({ run, page, session, server }: HeadProps) {
   const [asked, setAsked] = useState<Action | null>(null);
   const [signing, setSigning] = useState(false);
   const [problem, setProblem] = useState("");
@@ -44,7 +44,7 @@ export function RunHead({ run, page, session, server, models }: HeadProps) {
         <State state={run.state} />
         {run.drills && <span class="tag">drills allowed</span>}
         {run.state_reason && <span class="sub">{run.state_reason}</span>}
-        {session.role === "admin" && offered.length > 0 && (
+        {session.role === "admin" && (offered.length > 0 || session.may_create) && (
           <span class="row actions">
             {session.may_act &&
               offered.map((key) => (
@@ -52,9 +52,16 @@ export function RunHead({ run, page, session, server, models }: HeadProps) {
                   {ACTIONS[key]!.verb}
                 </button>
               ))}
-            <button type="button" onClick={() => setSigning(true)}>
-              Roll back, amend
-            </button>
+            {offered.length > 0 && (
+              <button type="button" onClick={() => setSigning(true)}>
+                Roll back, amend
+              </button>
+            )}
+            {session.may_create && (
+              <Link to={`/new?from=${run.name}`} class="button">
+                Clone
+              </Link>
+            )}
           </span>
         )}
       </div>
@@ -73,46 +80,8 @@ export function RunHead({ run, page, session, server, models }: HeadProps) {
         </p>
       )}
       {session.role === "admin" && !session.may_act && <p class="note">{session.note}</p>}
-      {signing && <Signed run={run.name} at={server?.address} models={models} done={() => setSigning(false)} />}
+      {signing && <Orders run={run.name} at={server?.address} session={session} done={() => setSigning(false)} />}
       {asked && <Ask title={`${asked.verb}: ${run.name}?`} {...asked} done={answer} />}
     </>
-  );
-}
-
-interface SignedProps {
-  run: string;
-  at?: string;
-  models?: Model[];
-  done: () => void;
-}
-
-// What silos take on an admin's signature alone: this dashboard holds no admin's key to sign with, and should not.
-function Signed({ run, at, models = [], done }: SignedProps) {
-  const dialog = useRef<HTMLDialogElement>(null);
-  useEffect(() => dialog.current?.showModal(), []);
-  const version = (models.find((model) => model.best) ?? models[0])?.version ?? "VERSION";
-  const server = at ? ` --server ${at}` : "";
-  return (
-    <dialog ref={dialog} class="wide" onCancel={done} aria-labelledby="signed-title">
-      <h2 id="signed-title">Roll back or amend {run}</h2>
-      <p>
-        Silos follow these two on an admin's signature only. Run the command where your <code>credentials</code> folder lies; the server must be
-        reachable from there under the address that is named.
-      </p>
-      <h3>Go on from an older model</h3>
-      <p class="note">
-        The open round is skipped.{" "}
-        {models.length > 0 ? `Kept versions: ${models.map((model) => model.version).join(", ")}.` : "The run's page lists the kept versions."}
-      </p>
-      <Copied what="rollback" text={`fedrep run rollback ${run} --to ${version}${server}`} />
-      <h3>Change the list of silos</h3>
-      <p class="note">From the next epoch on. Both options may be repeated, and one may be left out.</p>
-      <Copied what="amend" text={`fedrep run amend ${run} --add SILO --remove SILO${server}`} />
-      <div class="row end">
-        <button type="button" class="primary" onClick={done}>
-          Close
-        </button>
-      </div>
-    </dialog>
   );
 }

@@ -1,159 +1,184 @@
-// A new run from a form. The preflight answers while one types; its sentences are the server's own.
+// A new run from a form: the first one, or one like another. Preflight and plan answer while one types; both are the server's own.
 import { useEffect, useState } from "preact/hooks";
 import { type Run, type RunDetail, call, get } from "../api";
+import type { Choices, Config, Created } from "../admin-api";
 import type { Shared } from "../app";
+import { count } from "../format";
 import { useLive } from "../live";
-import { Card, Command, Empty, Failure, Loading } from "../parts";
-import { go } from "../router";
+import { ModelChoice, type Source } from "../model-choice";
+import { Ask, Card, Command, Empty, Failure, Loading } from "../parts";
+import { PlanCard, PreflightCard } from "../plan-card";
+import { go, useAddress } from "../router";
+import { FURTHER, type Field, type Form, RULES, configOf, formOf, freeName, remedied, withShortFraction } from "../run-form";
+import { signedAs } from "../signer";
 
-interface Form {
-  name: string;
-  silos: string;
-  rounds: string;
-  fraction: string;
-  alpha: string;
-  buffer_size: string;
-  byzantine_count: string;
-  aggregator: string;
-  ring_bits: string;
-  epsilon_budget: string;
-  record_epsilon_at_most: string;
-  delta_at_most: string;
-  target_accuracy: string;
-  propose_seconds: string;
-  drills: boolean;
-}
-
-interface Answer {
-  created: boolean;
-  problems: string[];
-}
+const NAME = "[a-z0-9]([a-z0-9._\\-]{0,61}[a-z0-9])?";
 
 export function NewRun({ session, report }: Shared) {
   const [runs, setRuns] = useState<Run[] | null>(null);
-  const [aggregators, setAggregators] = useState<string[]>([]);
+  const [choices, setChoices] = useState<Choices | null>(null);
   const [error, setError] = useState<Error | null>(null);
+  const from = useAddress().searchParams.get("from") ?? "";
   const live = useLive("/api/v1/live", { server: (server) => report(live, server) });
   useEffect(() => report(live, null), [live]);
   useEffect(() => {
     document.title = "New run · FedREP";
     get<{ runs: Run[] }>("/runs").then((answer) => setRuns(answer.runs), setError);
-    get<{ aggregators: string[] }>("/choices").then((answer) => setAggregators(answer.aggregators), setError);
+    get<Choices>("/choices").then(setChoices, setError);
   }, []);
   if (error) return <Failure error={error} />;
-  if (!runs || !aggregators.length) return <Loading />;
+  if (!runs || !choices) return <Loading />;
   return (
     <>
       <div class="page-head">
-        <h1>New run</h1>
+        <h1>{from ? `New run like ${from}` : runs.length ? "New run" : "The first run"}</h1>
       </div>
-      {!session.may_create ? (
+      {session.may_create ? (
+        <Settings key={from} runs={runs} choices={choices} from={from} signer={signedAs(session)} />
+      ) : (
         <Empty title="This dashboard cannot create runs">
           <p>{session.note || "It has no admin key to sign a run's rules with."}</p>
           <p>
             On the command line: <Command text="fedrep run create --config run.toml --model init.safetensors" />
           </p>
         </Empty>
-      ) : runs.length === 0 ? (
-        <Empty title="There is no model to start from yet">
-          <p>
-            Create the first run from a file: <Command text="fedrep run create --config run.toml --model init.safetensors" />
-          </p>
-        </Empty>
-      ) : (
-        <Editor runs={runs} aggregators={aggregators} />
       )}
     </>
   );
 }
 
-function Editor({ runs, aggregators }: { runs: Run[]; aggregators: string[] }) {
-  const [source, setSource] = useState(runs[0]!.name);
-  const [detail, setDetail] = useState<RunDetail | null>(null);
-  const [version, setVersion] = useState(0);
+interface SettingsProps {
+  runs: Run[];
+  choices: Choices;
+  from: string;
+  signer: string;
+}
+
+// A clone has a name of its own and all else of its run; without one the newest run is the pattern, and for the first the defaults.
+function Settings({ runs, choices, from, signer }: SettingsProps) {
+  const [pattern, setPattern] = useState(from || (runs[0]?.name ?? ""));
   const [form, setForm] = useState<Form | null>(null);
-  const [problems, setProblems] = useState<string[] | null>(null);
+  const [error, setError] = useState<Error | null>(null);
+  useEffect(() => {
+    let late = false;
+    const fill = (filled: Form) => late || setForm((known) => ({ ...filled, name: known?.name ?? (from ? freeName(from, runs.map((run) => run.name)) : "") }));
+    if (!pattern) fill({ ...formOf(choices.defaults), silos: form?.silos ?? "" });
+    else {
+      Promise.all([get<Config>(`/runs/${pattern}/config`), get<RunDetail>(`/runs/${pattern}`)]).then(
+        ([config, detail]) => fill(withShortFraction(formOf(config), detail)),
+        (problem: Error) => late || setError(problem),
+      );
+    }
+    return () => {
+      late = true;
+    };
+  }, [pattern]);
+  if (error) return <Failure error={error} />;
+  if (!form) return <Loading />;
+  return <Editor {...{ runs, choices, signer, pattern, setPattern, form, setForm }} />;
+}
+
+interface EditorProps extends Omit<SettingsProps, "from"> {
+  pattern: string;
+  setPattern: (name: string) => void;
+  form: Form;
+  setForm: (form: Form) => void;
+}
+
+function Editor({ runs, choices, signer, pattern, setPattern, form, setForm }: EditorProps) {
+  const [source, setSource] = useState<Source | null>(null);
+  const [model, setModel] = useState("");
+  const [answer, setAnswer] = useState<Created | null>(null);
+  const [refusal, setRefusal] = useState("");
+  const [asked, setAsked] = useState(false);
   const [busy, setBusy] = useState(false);
-
+  const send = async (dry: boolean) => call<Created>("POST", "/runs", { config: configOf(form), model: source, dry_run: dry });
+  const judge = (found: Created) => {
+    const known = found.preflight.facts.flatMap((fact) => fact.problems);
+    setAnswer(found);
+    setRefusal(known.length ? "" : found.problems.join("; ")); // what the server knows and the dashboard does not
+  };
+  const refuse = (error: Error) => {
+    setAnswer(null);
+    setRefusal(error.message);
+  };
+  const complete = Boolean(form.name.trim() && form.silos.trim() && source);
   useEffect(() => {
-    get<RunDetail>(`/runs/${source}`).then((answer) => {
-      setDetail(answer);
-      setVersion(answer.models.find((model) => model.best)?.version ?? answer.models.at(-1)?.version ?? 0);
-      setForm((known) => known ?? fromRun(answer));
-    });
-  }, [source]);
-
-  const ask = (dry: boolean) =>
-    call<Answer>("POST", "/runs", { config: toConfig(form!), model: { run: source, version }, dry_run: dry });
-  useEffect(() => {
-    if (!form || !detail) return;
-    if (!form.name) {
-      setProblems(null);
+    setRefusal("");
+    if (!complete) {
+      setAnswer(null);
       return;
     }
     let late = false;
+    setBusy(true);
     const timer = setTimeout(() => {
-      ask(true).then(
-        (answer) => late || setProblems(answer.problems),
-        (error: Error) => late || setProblems([error.message]),
-      );
+      send(true)
+        .then((found) => late || judge(found), (error: Error) => late || refuse(error))
+        .finally(() => late || setBusy(false));
     }, 400);
     return () => {
       late = true;
       clearTimeout(timer);
     };
-  }, [form, source, version, detail]);
-
-  if (!form || !detail) return <Loading />;
-  const set = (key: keyof Form) => (event: { currentTarget: { value: string } }) =>
-    setForm({ ...form, [key]: event.currentTarget.value });
-  const create = (event: Event) => {
-    event.preventDefault();
+  }, [form, source]);
+  const create = (agreed: boolean) => {
+    setAsked(false);
+    if (!agreed) return;
     setBusy(true);
-    ask(false)
-      .then((answer) => (answer.created ? go(`/runs/${form.name}`) : setProblems(answer.problems)))
-      .catch((error: Error) => setProblems([error.message]))
+    send(false)
+      .then((found) => (found.created ? go(`/runs/${form.name.trim()}`) : judge(found)), refuse)
       .finally(() => setBusy(false));
   };
-  const text = (key: keyof Form, label: string, hint: string, more: object = {}) => (
-    <label>
+  const set = (key: string) => (event: { currentTarget: { value: string } }) => setForm({ ...form, [key]: event.currentTarget.value });
+  const field = ({ key, label, hint, text, optional }: Field) => (
+    <label key={key}>
       {label}
-      <input value={String(form[key])} onInput={set(key)} required {...more} />
-      <span class="hint">{hint}</span>
+      <input value={form[key]} onInput={set(key)} required={!optional} inputMode={text ? undefined : "decimal"} />
+      {hint && <span class="hint">{hint}</span>}
     </label>
   );
-  const number = { inputMode: "decimal" };
-  const optional = { ...number, required: false };
+  const silos = form.silos.split(/[\s,]+/).filter(Boolean);
   return (
-    <form class="grid" onSubmit={create}>
+    <form
+      class="grid"
+      onSubmit={(event) => {
+        event.preventDefault();
+        setAsked(true);
+      }}
+    >
       <Card title="Who and what">
         <div class="fields">
-          {text("name", "Name", "lower-case letters, digits, dashes", { pattern: "[a-z0-9]([a-z0-9._\\-]{0,61}[a-z0-9])?" })}
-          {text("rounds", "Rounds", "planned number", number)}
           <label>
-            Model of run
-            <select value={source} onChange={(event) => setSource(event.currentTarget.value)}>
-              {runs.map((run) => (
-                <option key={run.name}>{run.name}</option>
-              ))}
-            </select>
-            <span class="hint">the new run starts from one of its kept models</span>
+            Name
+            <input value={form.name} onInput={set("name")} required pattern={NAME} />
+            <span class="hint">lower-case letters, digits, dashes</span>
           </label>
-          <label>
-            Version
-            <select value={version} onChange={(event) => setVersion(Number(event.currentTarget.value))}>
-              {detail.models.map((model) => (
-                <option key={model.version} value={model.version}>
-                  {model.version}
-                  {model.best ? " (best)" : ""}
-                </option>
-              ))}
-            </select>
-          </label>
+          {field({ key: "rounds", label: "Rounds", hint: "planned number" })}
+          {runs.length > 0 && (
+            <label class="whole">
+              Settings of
+              <select value={pattern} onChange={(event) => setPattern(event.currentTarget.value)}>
+                {runs.map((run) => (
+                  <option key={run.name}>{run.name}</option>
+                ))}
+                <option value="">no run: the defaults</option>
+              </select>
+              <span class="hint">everything but the name is filled in from there</span>
+            </label>
+          )}
+          <ModelChoice
+            runs={runs}
+            preferred={pattern}
+            largest={choices.largest_model}
+            choose={(chosen, words) => {
+              setSource(chosen);
+              setModel(words);
+            }}
+          />
           <label class="whole">
             Silos allowed
-            <textarea rows={11} value={form.silos} onInput={set("silos")} required />
-            <span class="hint">one name per line</span>
+            <textarea rows={Math.max(4, Math.min(11, silos.length + 1))} value={form.silos} onInput={set("silos")} required placeholder={"hospital-a\nhospital-b"} />
+            <span class="hint">one name per line, as each silo was invited; {count(silos.length)} so far</span>
           </label>
         </div>
       </Card>
@@ -162,92 +187,47 @@ function Editor({ runs, aggregators }: { runs: Run[]; aggregators: string[] }) {
           <label>
             Aggregator
             <select value={form.aggregator} onChange={set("aggregator")}>
-              {aggregators.map((name) => (
+              {choices.aggregators.map((name) => (
                 <option key={name} value={name}>
                   {name.replaceAll("_", " ")}
                 </option>
               ))}
             </select>
           </label>
-          {text("byzantine_count", "Byzantine silos at most (f)", "silos that may send anything", number)}
-          {text("buffer_size", "Buffer size (s)", "silos whose sum is opened together", number)}
-          {text("ring_bits", "Ring (B)", "8, 16 or 32 bits", number)}
-          {text("fraction", "Share of coordinates (K/d)", "sent per round over all silos", number)}
-          {text("alpha", "Obfuscation (alpha)", "share of random coordinates; 0 gives no guarantee", number)}
-          {text("epsilon_budget", "Stop at epsilon", "0 means never", number)}
-          {text("target_accuracy", "Stop at accuracy", "from 0 to 1; 0 means never", number)}
-          {text("record_epsilon_at_most", "Record epsilon at most", "promised by each silo; empty: none", optional)}
-          {text("delta_at_most", "Record delta at most", "of that promise, 1e-5 for example", optional)}
-          {text("propose_seconds", "Time to train and propose, s", "per round", number)}
+          {RULES.map(field)}
           <label class="check">
             <input
               type="checkbox"
-              checked={form.drills}
-              onChange={(event) => setForm({ ...form, drills: event.currentTarget.checked })}
+              checked={form.drills === "yes"}
+              onChange={(event) => setForm({ ...form, drills: event.currentTarget.checked ? "yes" : "" })}
             />{" "}
             silos may run attack drills
           </label>
         </div>
+        <details class="further">
+          <summary>Further settings</summary>
+          <div class="fields">{FURTHER.map(field)}</div>
+        </details>
       </Card>
-      <div class="card verdict" aria-live="polite">
-        {problems === null ? (
-          <p class="note">Give the run a name; the preflight then checks all settings together.</p>
-        ) : problems.length === 0 ? (
-          <p class="fine">✓ The preflight finds no problem.</p>
-        ) : (
-          <>
-            <h2>{problems.length === 1 ? "One problem" : `${problems.length} problems`} to solve first</h2>
-            <ul class="problems">
-              {problems.map((problem) => (
-                <li key={problem}>! {problem}</li>
-              ))}
-            </ul>
-          </>
-        )}
-        <button type="submit" class="primary" disabled={busy || problems === null || problems.length > 0}>
-          {busy ? "Creating…" : "Sign and create"}
+      <PreflightCard preflight={answer?.preflight ?? null} refusal={refusal} apply={(settings) => setForm(remedied(form, settings))} />
+      <PlanCard plan={answer?.plan ?? null} rounds={form.rounds!} />
+      <div class="card verdict">
+        <p class="note">{signer}</p>
+        <button type="submit" class="primary" disabled={busy || !answer || answer.problems.length > 0 || Boolean(refusal)}>
+          Create run
         </button>
       </div>
+      {asked && (
+        <Ask
+          title={`Create ${form.name.trim()}?`}
+          verb="Sign and create"
+          explain={
+            `${count(silos.length)} silos may join, and rounds start by themselves once a quorum has; ${count(Number(form.rounds))} are planned, from ${model}. ` +
+            `The rules cannot be changed afterwards, except for the list of silos. ${signer}`
+          }
+          done={(reason) => create(reason !== null)}
+        />
+      )}
     </form>
   );
-}
-
-function fromRun(detail: RunDetail): Form {
-  const s = detail.settings as Record<string, number> & { silos: string[]; aggregator: string; deadlines: { propose: number } };
-  return {
-    name: "",
-    silos: (s.silos as string[]).join("\n"),
-    rounds: String(s.rounds),
-    fraction: String(Number((s.coordinates! / s.parameters!).toPrecision(3))),
-    alpha: String(s.alpha),
-    buffer_size: String(s.buffer_size),
-    byzantine_count: String(s.byzantine),
-    aggregator: s.aggregator as string,
-    ring_bits: String(s.ring_bits),
-    epsilon_budget: String(detail.options.epsilon_budget ?? 0),
-    record_epsilon_at_most: String(s.record_epsilon_at_most ?? ""),
-    delta_at_most: String(s.delta_at_most ?? ""),
-    target_accuracy: String(detail.options.target_accuracy ?? 0),
-    propose_seconds: String((s.deadlines as { propose: number }).propose),
-    drills: Boolean(s.drills),
-  };
-}
-
-function toConfig(form: Form) {
-  return {
-    name: form.name.trim(),
-    silos: form.silos.split(/[\s,]+/).filter(Boolean),
-    rounds: form.rounds,
-    fraction: form.fraction,
-    alpha: form.alpha,
-    buffer_size: form.buffer_size,
-    byzantine_count: form.byzantine_count,
-    ring_bits: form.ring_bits,
-    drills: form.drills,
-    record_epsilon_at_most: form.record_epsilon_at_most.trim() || null,
-    delta_at_most: form.delta_at_most.trim() || null,
-    aggregator: { name: form.aggregator },
-    deadlines: { propose: form.propose_seconds },
-    stop: { epsilon_budget: form.epsilon_budget, target_accuracy: form.target_accuracy },
-  };
 }

@@ -44,9 +44,15 @@ export function Overview({ session, report }: Shared) {
       </div>
       {runs.length === 0 ? (
         <Empty title="No run has been created yet">
-          <p>
-            Create one on the command line: <Command text="fedrep run create --config run.toml --model init.safetensors" />
-          </p>
+          {session.may_create ? (
+            <p>
+              <Link to="/new">Create the first run</Link> from a model file, here in the browser.
+            </p>
+          ) : (
+            <p>
+              Create one on the command line: <Command text="fedrep run create --config run.toml --model init.safetensors" />
+            </p>
+          )}
         </Empty>
       ) : (
         <>

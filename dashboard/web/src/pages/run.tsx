@@ -25,7 +25,7 @@ export function RunPage({ name, session, server, report }: { name: string } & Sh
   const charts = `/runs/${name}/charts`;
   return (
     <>
-      <RunHead run={run} page="run" session={session} server={server} models={detail.models} />
+      <RunHead run={run} page="run" session={session} server={server} />
       <Figures detail={{ ...detail, run }} rows={rows} />
       {rows.length === 0 && (
         <Empty title={run.silos_present === 0 ? "No silo has joined yet" : "No round has ended yet"}>

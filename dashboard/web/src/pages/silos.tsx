@@ -5,9 +5,10 @@ import type { Shared } from "../app";
 import { ago, bytes, chance, clock, day, delta, epsilon, moment, recordEpsilon } from "../format";
 import { ATTENDANCE, HeatMap } from "../heatmap";
 import { SpanChoice, useHeatMap } from "../heatmap-data";
-import { Ask, Card, Command, Empty, Failure, Loading, Meter, State, useWidth } from "../parts";
+import { Card, Command, Empty, Failure, Loading, Meter, State, useWidth } from "../parts";
 import { useRun } from "../run-data";
 import { RunHead } from "../run-head";
+import { SiloQuestion, keptOut } from "../silo-question";
 
 const SOON_SECONDS = 14 * 86400;
 const OVER = ["finished", "stopped"]; // no further roster, so nobody to keep out of it
@@ -182,8 +183,8 @@ function SiloTable({ name, silos, events, mayAct, refresh }: TableProps) {
               </td>
               {mayAct && (
                 <td data-label="Action">
-                  {silo.state === "excluded" || silo.state === "sitting_out" ? (
-                    <button type="button" onClick={() => void act(silo, "readmit")} aria-label={`Readmit ${silo.name}`}>
+                  {keptOut(silo) ? (
+                    <button type="button" onClick={() => setAsked(silo)} aria-label={`Readmit ${silo.name}`}>
                       Readmit
                     </button>
                   ) : (
@@ -198,15 +199,12 @@ function SiloTable({ name, silos, events, mayAct, refresh }: TableProps) {
         </tbody>
       </table>
       {asked && (
-        <Ask
-          title={`Exclude ${asked.name}?`}
-          verb="Exclude"
-          explain="It is kept out of the next rosters until an admin readmits it."
-          withReason
-          done={(reason) => {
+        <SiloQuestion
+          silo={asked}
+          done={(path, body) => {
             const silo = asked;
             setAsked(null);
-            if (reason !== null) void act(silo, "exclude", { reason });
+            if (path !== null) void act(silo, path, body);
           }}
         />
       )}
