@@ -119,6 +119,26 @@ def test_a_file_that_is_no_model_is_refused_in_words_and_the_run_cannot_be_creat
     page.context.close()
 
 
+def test_an_upload_shows_how_far_it_is_and_can_be_stopped(chromium: Browser, steered: SteeredSite, model: Path) -> None:
+    visitor = visit(chromium, steered.url, until="h1")
+    page = visitor.page
+    page.route("**/api/v1/models?*", lambda _route: None)  # neither answered nor let through
+    visitor.open("/new")
+    if page.get_by_label("a file").count():
+        page.get_by_label("a file").check()
+    page.get_by_label("Model file").set_input_files(model)
+    expect(page.get_by_role("progressbar", name="Upload")).to_be_visible()
+    checked(visitor, "uploading")
+    page.get_by_role("button", name="Stop").click()
+    expect(page.get_by_role("alert")).to_contain_text("The upload was stopped.")
+    expect(page.get_by_role("progressbar")).to_have_count(0)
+    page.unroute("**/api/v1/models?*")
+    page.get_by_label("Model file").set_input_files([])
+    page.get_by_label("Model file").set_input_files(model)
+    expect(page.locator(".source .fine")).to_contain_text("init.safetensors: 200 parameters")
+    page.context.close()
+
+
 def test_a_run_is_cloned_with_all_its_settings(chromium: Browser, steered: SteeredSite) -> None:
     steered.server.create_run("pattern", rounds=7, reshuffle_every=3, quorum=4, initial_range=2.0)
     visitor = visit(chromium, steered.url)

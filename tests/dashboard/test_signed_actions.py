@@ -13,13 +13,16 @@ import pytest
 from safetensors.numpy import save
 
 from fedrep.communication import bits_per_round
+from fedrep.errors import RefusedError
 from fedrep.privacy import coordinate_epsilon
 from fedrep.protocol.manifests import run_manifest_message
 from fedrep.protocol.model_state import model_hash
+from fedrep.protocol.silo_trust import check_rollback, check_run_signature
 from fedrep.wire import codec
 from fedrep.wire.v1 import federation_pb2 as pb
 from fedrep_identity.names import Role
 from fedrep_runtime.run_config import RunConfig
+from fedrep_silo.trust import FederationTrust
 from tests.harness.dashboard_site import ADMIN, VIEWER
 from tests.harness.live_server import OUTSIDER, PARAMETERS, SILOS
 from tests.harness.steered_site import MODEL, SIGNER, WEIGHTS, SteeredSite, steered_site
@@ -212,6 +215,23 @@ def test_a_rollback_makes_a_kept_version_the_newest_and_carries_the_dashboards_s
     assert driver.rollback.admin == SIGNER
     unknown = client.post("/runs/rolled/rollback", json={"version": 99})
     assert (unknown.status_code, unknown.json()["reason"]) == (404, "UNKNOWN_MODEL")
+
+
+def test_a_silo_follows_what_the_dashboard_signed_unless_it_pins_other_admins(site: SteeredSite, client: httpx.Client) -> None:
+    site.played("followed", 2)
+    assert client.post("/runs/followed/rollback", json={"version": 1}).status_code == 200
+    assert client.post("/runs/followed/amend", json={"add": [OUTSIDER]}).json()["done"] is True
+    driver, people = site.server.driver("followed"), site.server.people
+    amendment = driver.amendment
+    assert amendment is not None
+    trust = FederationTrust(people.credentials[SILOS[0]].trust_store())
+    own, other = (frozenset({people.credentials[name].fingerprint}) for name in (SIGNER, "admin"))
+    for pinned in (None, own):
+        assert check_rollback(driver.rollback, [driver.manifest], trust, pinned) == driver.rollback is not None
+        assert check_run_signature(amendment, trust, pinned) == amendment.manifest
+    assert check_rollback(driver.rollback, [driver.manifest], trust, other) is None
+    with pytest.raises(RefusedError, match="not among the admins this silo has pinned"):
+        check_run_signature(amendment, trust, other)
 
 
 CHANGES: list[tuple[str, dict[str, Any]]] = [
