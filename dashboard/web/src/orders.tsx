@@ -179,7 +179,7 @@ function Amend({ detail, ask, attempt, busy, changed }: AmendProps) {
     <>
       <h3>Change the list of silos</h3>
       <fieldset class="listed">
-        <legend>On the list; take away the mark to remove one</legend>
+        <legend>On the list; unmark one to remove it</legend>
         {listed.map((silo) => (
           <label key={silo} class="check">
             <input type="checkbox" checked={kept.includes(silo)} onChange={() => flip(silo)} /> {silo}
