@@ -211,7 +211,7 @@ def test_an_interruption_while_a_command_is_loading_is_quiet(
     def interrupted(name: str) -> ModuleType:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedrep_cli.main.importlib.import_module", interrupted)
+    monkeypatch.setattr("fedrep_cli.loading.importlib.import_module", interrupted)
     assert main(["epsilon"]) == 130
     assert capsys.readouterr() == ("", "")
 

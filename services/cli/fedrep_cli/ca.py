@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import ipaddress
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -48,7 +49,21 @@ def read_passphrase(file: Path | None, *, confirm: bool = False) -> str:
     from_environment = os.environ.get(PASSPHRASE_VARIABLE)
     if from_environment:
         return from_environment
+    if not _can_ask():
+        raise SettingsError(
+            "There is no terminal on which to ask for the passphrase of the certificate authority. "
+            f"Set {PASSPHRASE_VARIABLE}, or give --passphrase-file."
+        )
     return str(typer.prompt("Passphrase of the certificate authority", hide_input=True, confirmation_prompt=confirm))
+
+
+def _can_ask() -> bool:
+    """A passphrase is read from the terminal itself, whatever stdin is."""
+    try:
+        os.close(os.open(os.ctermid(), os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return sys.stdin is not None and sys.stdin.isatty()
+    return True
 
 
 def check_hosts(dns: list[str], ips: list[str]) -> Hosts:
@@ -210,7 +225,7 @@ def roster(folder: Folder = Path("ca"), as_json: AsJson = False) -> None:
     """The key fingerprints of all valid silos, as a roster file that silos can pin."""
     issued, now = Register(register_path(folder)).certificates(), dt.datetime.now(dt.UTC)
     pins = {name: pin.hex() for name, pin in silo_pins(issued, now).items()}
-    emit({"silos": pins}, as_json, lambda _result: roster_lines(issued, now).rstrip())
+    emit({"silos": pins}, as_json, lambda _result: roster_lines(issued, now).rstrip(), fold=False)
 
 
 @app.command()

@@ -9,15 +9,19 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import structlog
 import typer
 
 from fedrep.errors import FedrepError, SettingsError
+from fedrep_cli.client_view import render_status, status_of, waiting_line
+from fedrep_cli.findings import render_findings
 from fedrep_cli.model_files import Form
-from fedrep_cli.output import JSON_HELP, emit
+from fedrep_cli.output import JSON_HELP, complain, emit
 from fedrep_cli.settings_file import commented_toml, refuse_existing, write_new
 from fedrep_identity.certificates import REVOCATIONS_FILE, Credentials
 from fedrep_identity.folder import FederationAddresses
@@ -81,11 +85,11 @@ def check(context: typer.Context, config: Config = None, as_json: Json = False) 
     """Settings, data, model, one training step, device, connection, clock and certificate, as a table."""
     configure_logging("check", level="ERROR")
     settings = read_settings(config or context.obj)
-    from fedrep_cli.client_check import check_silo, render
+    from fedrep_cli.client_check import check_silo
 
     rows = asyncio.run(check_silo(settings))
     healthy = all(row["outcome"] != "failed" for row in rows)
-    emit({"healthy": healthy, "findings": rows}, as_json, render)
+    emit({"healthy": healthy, "findings": rows}, as_json, render_findings)
     return 0 if healthy else 1
 
 
@@ -103,7 +107,7 @@ def status(context: typer.Context, config: Config = None, as_json: Json = False)
     found["running"] = in_use(settings.state)
     if found.get("at") is not None:
         found["seconds_ago"] = round(time.time() - found["at"], 1)
-    emit(found, as_json, lambda result: "\n".join(f"{key}: {value}" for key, value in result.items() if value is not None))
+    emit(found, as_json, render_status)
 
 
 @app.command()
@@ -130,7 +134,9 @@ def export(
     context: typer.Context,
     target: Annotated[Path, typer.Argument(help="File to write; a folder with --format adapter.")],
     config: Config = None,
-    form: Annotated[Form, typer.Option("--format", help="torch, onnx and adapter are for PyTorch models.")] = Form.SAFETENSORS,
+    form: Annotated[
+        Form, typer.Option("--format", metavar="FORM", help="safetensors; for PyTorch models also torch, onnx or adapter.")
+    ] = Form.SAFETENSORS,
     as_json: Json = False,
 ) -> None:
     """Write the model that this silo holds, whole and by its tensors' names; the server is not asked."""
@@ -230,17 +236,28 @@ def make_trainer(settings: SiloSettings) -> Trainer:
     return build_trainer(settings.trainer)
 
 
+@dataclass
+class AskedToStop:
+    """By a signal, once or more often."""
+
+    once: asyncio.Event = field(default_factory=asyncio.Event)
+    twice: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def hear(self) -> None:
+        (self.twice if self.once.is_set() else self.once).set()
+
+
 async def take_part(settings: SiloSettings, *, live: bool = False) -> None:
     """The daemon of the role in the settings, until it is done or asked to leave."""
-    asked = asyncio.Event()
+    asked = AskedToStop()
     for name in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(name, asked.set)
+        asyncio.get_running_loop().add_signal_handler(name, asked.hear)
     await _play(settings, live, asked)
-    if settings.when_done == "wait" and not asked.is_set():
+    if settings.when_done == "wait" and not asked.once.is_set():
         await _idle(asked)
 
 
-async def _play(settings: SiloSettings, live: bool, asked: asyncio.Event) -> None:
+async def _play(settings: SiloSettings, live: bool, asked: AskedToStop) -> None:
     """Whatever holds a device is gone when this returns."""
     from fedrep_identity.peer import follow_revocations, refresh_revocations, revocations_from_file
     from fedrep_identity.upkeep import tend_credentials
@@ -269,7 +286,7 @@ async def _play(settings: SiloSettings, live: bool, asked: asyncio.Event) -> Non
 
         beside.append(asyncio.create_task(show_rounds(daemon)))
     try:
-        await _until_asked_to_stop(daemon, settings.grace_seconds, asked)
+        await _until_asked_to_stop(daemon, settings.grace_seconds, asked, live=live)
     finally:
         for task in beside:
             task.cancel()
@@ -277,7 +294,7 @@ async def _play(settings: SiloSettings, live: bool, asked: asyncio.Event) -> Non
         await daemon.connection.close()
 
 
-async def _idle(asked: asyncio.Event) -> None:
+async def _idle(asked: AskedToStop) -> None:
     """Where a supervisor would start a silo that has ended again and again, it stays, and holds no device."""
     import structlog
 
@@ -285,21 +302,31 @@ async def _idle(asked: asyncio.Event) -> None:
 
     let_go_of_devices()
     structlog.get_logger(__name__).info("idle", why="its runs are over", do="end it, or name another run in its settings")
-    await asked.wait()
+    await asked.once.wait()
 
 
-async def _until_asked_to_stop(daemon: SiloDaemon | Evaluator | Follower, grace: float, asked: asyncio.Event) -> None:
-    """A round that others count on is finished first, as far as the grace allows; training is not waited for."""
+async def _until_asked_to_stop(
+    daemon: SiloDaemon | Evaluator | Follower, grace: float, asked: AskedToStop, *, live: bool = False
+) -> None:
+    """A round that others count on is finished first, as far as the grace allows; training is not waited for, and who asks twice
+    waits for nothing."""
     work = asyncio.create_task(daemon.run())
-    stopping = asyncio.create_task(asked.wait())
+    stopping, at_once = asyncio.create_task(asked.once.wait()), asyncio.create_task(asked.twice.wait())
     await asyncio.wait({work, stopping}, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
     if work.done():
+        at_once.cancel()
         work.result()
         return
     daemon.stop()
     if daemon.speaking:
-        await asyncio.wait({work}, timeout=grace)
+        said = waiting_line(status_of(daemon), grace)
+        if live:
+            complain("fedrep client", said)
+        else:
+            structlog.get_logger(__name__).info("stopping", text=said)
+        await asyncio.wait({work, at_once}, timeout=grace, return_when=asyncio.FIRST_COMPLETED)
+    at_once.cancel()
     work.cancel()
     with suppress(asyncio.CancelledError, FedrepError):
         await work
@@ -339,9 +366,11 @@ def in_use(state: Path) -> bool:
 
 
 def _render_audit(result: Mapping[str, Any]) -> Any:
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table("when (UTC)", "round", "what", "bytes", "details", caption=f"{result['bytes']} bytes in all")
+    kept = [Column(name, no_wrap=True) for name in ("when (UTC)", "round", "what", "bytes")]
+    plainly: dict[str, Any] = {"box": None, "padding": (0, 2, 0, 0), "pad_edge": False, "caption_justify": "left"}
+    table = Table(*kept, Column("details", overflow="fold"), caption=f"{result['bytes']} bytes in all", **plainly)
     for entry in result["entries"]:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(entry["at"]))
         rest = {key: value for key, value in entry.items() if key not in ("at", "round", "what", "bytes")}

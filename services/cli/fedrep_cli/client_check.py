@@ -6,8 +6,7 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from fedrep.errors import FedrepError
 from fedrep.privacy import coordinate_epsilon, shown, sum_of
@@ -35,7 +34,6 @@ from fedrep_trainers.user_errors import explained, show_traceback
 
 Row = dict[str, str]
 SERVER_SECONDS = 10.0
-STYLES = {"ok": "green", "warning": "yellow", "failed": "bold red", "skipped": "dim"}
 
 
 def row(check: str, outcome: Outcome, text: str, advice: str = "") -> Row:
@@ -255,14 +253,3 @@ def _spent(settings: SiloSettings, joined: Joined, name: str) -> float | None:
     run = journal.ledger_name or origin.digest().hex()
     ledger = journal.ledger if journal.run else ledgers.of(run)
     return sum_of(ledger.total, ledgers.elsewhere(run))
-
-
-def render(result: Mapping[str, Any]) -> Any:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table("check", "", "what was found", "what to do")
-    for entry in result["findings"]:
-        style = STYLES[entry["outcome"]]
-        table.add_row(entry["check"], Text(entry["outcome"], style), Text(entry["text"]), Text(entry["advice"]))
-    return table

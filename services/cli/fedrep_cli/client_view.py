@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from fedrep_silo.following import Follower
 
 REFRESH_SECONDS = 0.25
+EPSILONS = ("epsilon_total", "epsilon_data_set", "record_epsilon")
+LABELS = {"at": "last sign of life", "now": "run of now"}
 
 
 async def show_rounds(daemon: SiloDaemon | Evaluator | Follower, console: Console | None = None) -> None:
@@ -49,6 +52,15 @@ def phase_line(status: Mapping[str, Any]) -> str:
     return f"{where}{status['phase']}{accuracy}{metrics}{problem}"
 
 
+def waiting_line(status: Mapping[str, Any], grace: float) -> str:
+    """What a silo that was asked to stop still does."""
+    which = f"round {status['round']}" if status.get("round") else "its round"
+    return (
+        f"stopping. Others count on this silo in {which}, which is now at {status['phase']!r}: it is finished first, for at most "
+        f"{grace:g} s. Ctrl-C again leaves at once."
+    )
+
+
 def round_line(status: Mapping[str, Any]) -> str:
     """Phase, loss, bytes, epsilon left; what is not known is left out."""
     parts = [f"round {status['last_round']}", str(status["outcome"])]
@@ -64,6 +76,27 @@ def round_line(status: Mapping[str, Any]) -> str:
     if status.get("record_budget") is not None:
         parts.append(f"records {shown_epsilon(status['record_epsilon'])} of {status['record_budget']:g}")
     return "  ".join(parts)
+
+
+def render_status(status: Mapping[str, Any]) -> str:
+    """One line for each thing that is known, with times and figures as people write them."""
+    lines = []
+    for key, value in status.items():
+        if value in (None, "", {}) or key == "seconds_ago":
+            continue
+        if key == "at":
+            ago = f" ({status['seconds_ago']:g} s ago)" if "seconds_ago" in status else ""
+            value = f"{time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(value))} UTC{ago}"
+        elif key in EPSILONS:
+            value = shown_epsilon(value)
+        elif isinstance(value, bool):
+            value = "yes" if value else "no"
+        elif isinstance(value, float):
+            value = f"{value:.6g}"
+        elif isinstance(value, Mapping):
+            value = ", ".join(f"{name} {figure:.6g}" for name, figure in value.items())
+        lines.append(f"{LABELS.get(key, key.replace('_', ' '))}: {value}")
+    return "\n".join(lines)
 
 
 def shown_epsilon(total: float | str) -> str:

@@ -5,7 +5,6 @@ The shell calls `fedrep` with COMPLETE_VARIABLE set, as typer's scripts do; `fed
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any
@@ -13,8 +12,8 @@ from typing import Annotated, Any
 import typer
 from typer.completion import completion_init, get_completion_script, shell_complete  # type: ignore[attr-defined]  # not re-exported
 from typer.core import TyperCommand, TyperGroup
-from typer.main import get_command
 
+from fedrep_cli.loading import load_command
 from fedrep_cli.main import COMPLETE_VARIABLE, Command
 from fedrep_cli.output import JSON_HELP, emit
 
@@ -43,7 +42,7 @@ def completion(
     """Print the script that completes fedrep's commands and options in a shell."""
     script = get_completion_script(prog_name="fedrep", complete_var=COMPLETE_VARIABLE, shell=shell.value)
     result = {"shell": shell.value, "script": script, "where": WHERE[shell.value]}
-    emit(result, as_json, lambda _: f"# {WHERE[shell.value]}\n{script}")
+    emit(result, as_json, lambda _: f"# {WHERE[shell.value]}\n{script}", fold=False)
 
 
 class Commands(TyperGroup):
@@ -55,8 +54,7 @@ class Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] in self._table:
-            module, _, attribute = self._table[args[0]].target.partition(":")
-            return args[0], get_command(getattr(importlib.import_module(module), attribute)), args[1:]
+            return args[0], load_command(self._table[args[0]].target), args[1:]
         return super().resolve_command(ctx, args)
 
 

@@ -11,6 +11,7 @@ import typer
 from pydantic import SecretStr
 
 from fedrep_cli.output import JSON_HELP
+from fedrep_cli.ports import require_free
 from fedrep_cli.settings_file import commented_toml, existing, write_new
 from fedrep_dashboard.settings import DashboardSettings
 from fedrep_identity.folder import learned_server
@@ -40,6 +41,7 @@ def dashboard(
     application = create_app(settings)
     scheme = "https" if settings.web_certificate else "http"
     host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
+    require_free(settings.host, settings.port, "Stop that program, or choose another `port` in the dashboard's settings")
     print(f"Dashboard: {scheme}://{host}:{settings.port}/", file=sys.stderr)
     for role, token in made.items():
         print(f"{role} token, made for this start only: {token}", file=sys.stderr)

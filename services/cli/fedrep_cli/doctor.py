@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from fedrep_cli.ca import AsJson
 from fedrep_cli.enroll import CredentialsFolder
+from fedrep_cli.findings import render_findings
 from fedrep_cli.output import emit
 from fedrep_identity.diagnosis import Outcome, diagnose
 from fedrep_runtime.logging import configure_logging
 from fedrep_runtime.proxy import take_capitals
 
 app = typer.Typer(add_completion=False)
-
-_STYLE = {Outcome.OK: "green", Outcome.WARNING: "yellow", Outcome.FAILED: "bold red", Outcome.SKIPPED: "dim"}
 
 
 @app.command()
@@ -34,16 +32,5 @@ def doctor(
     findings = asyncio.run(diagnose(folder, server, health))
     rows = [{"check": item.check, "outcome": item.outcome.value, "text": item.text, "advice": item.advice} for item in findings]
     healthy = all(item.outcome is not Outcome.FAILED for item in findings)
-    emit({"healthy": healthy, "findings": rows}, as_json, _render)
+    emit({"healthy": healthy, "findings": rows}, as_json, render_findings)
     return 0 if healthy else 1
-
-
-def _render(result: Mapping[str, Any]) -> Any:
-    from rich.table import Column, Table
-    from rich.text import Text
-
-    table = Table("check", "", Column("what was found", overflow="fold"), Column("what to do", overflow="fold"))
-    for row in result["findings"]:
-        outcome = Outcome(row["outcome"])
-        table.add_row(row["check"], Text(outcome.value, _STYLE[outcome]), Text(row["text"]), Text(row["advice"]))
-    return table

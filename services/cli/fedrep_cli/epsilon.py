@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from textwrap import wrap
 from typing import Annotated, Any
 
 import typer
@@ -82,7 +81,7 @@ def render(result: Mapping[str, Any]) -> str:
         f"  per round, exact      {text(exact):>12}",
         f"  Theorem 2 promises    {text(bound):>12}{theorem_remark(exact, bound)}",
         f"  total, rounds: {result['rounds']:<6,} {text(result['epsilon_total']):>12}",
-        *wrap(f"It covers {result['covers']}.", width=118),
+        f"It covers {result['covers']}.",
     ]
     if exact == "none":
         lines.append("With alpha = 0 there is no guarantee: a proposal is the top-k set itself.")

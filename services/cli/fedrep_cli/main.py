@@ -7,7 +7,6 @@ code.
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -29,9 +28,9 @@ COMMANDS: Final[dict[str, Command]] = {
     "init": Command("fedrep_cli.init:app", "Set up a federation: authority, server, dashboard, invitations.", "server"),
     "up": Command("fedrep_cli.up:app", "Start what `fedrep init` set up, until Ctrl-C.", "server"),
     "join": Command("fedrep_cli.join:app", "Join with an invitation: enrol, settings, check, take part.", "client"),
-    "demo": Command("fedrep_cli.demo:app", "A whole federation on this machine, attackers and dashboard included.", "client"),
+    "demo": Command("fedrep_cli.demo:app", "A whole federation on this machine, attackers included.", "client"),
     "simulate": Command("fedrep_cli.simulate:app", "Your trainer with many silos and attackers, in this process.", "client"),
-    "new": Command("fedrep_cli.new:app", "A folder with a trainer of your own that works at once; five templates."),
+    "new": Command("fedrep_cli.new:app", "A folder with a trainer of your own that works at once."),
     "server": Command("fedrep_cli.server:app", "Run the federation server; init, check, backup, restore.", "server"),
     "run": Command("fedrep_cli.run:app", "Create, watch and steer runs as an admin.", "server"),
     "client": Command("fedrep_cli.client:app", "Run this silo; init, check, status, audit, export, leave.", "client"),
@@ -75,6 +74,15 @@ OWN_PACKAGES: Final = frozenset(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    try:
+        code = _main(argv)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return _reader_gone()
+    return code
+
+
+def _main(argv: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if argv is None and COMPLETE_VARIABLE in os.environ:
         from fedrep_cli.completion import complete
@@ -95,6 +103,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run(program, COMMANDS[name], rest)
     except KeyboardInterrupt:
         return INTERRUPTED
+    except BrokenPipeError:
+        raise
     except Exception as error:
         if os.environ.get("FEDREP_DEBUG"):
             raise
@@ -107,7 +117,7 @@ def help_text() -> str:
     codes = "\n".join(f"  {code:>3}  {meaning}" for code, meaning in EXIT_CODES.items())
     return (
         "Usage: fedrep COMMAND [OPTIONS]\n\n"
-        "Federated learning that is Byzantine-robust, communication-efficient and private at once.\n\n"
+        "Federated learning that is Byzantine-robust, communication-efficient and\nprivate at once.\n\n"
         f"Commands:\n{commands}\n\n"
         "Options:\n  --help     Show this text; `fedrep COMMAND --help` shows a command's own.\n"
         "  --version  Show the version.\n\n"
@@ -116,22 +126,22 @@ def help_text() -> str:
 
 
 def _run(program: str, command: Command, arguments: Sequence[str]) -> int:
-    module_name, _, attribute = command.target.partition(":")
     prefer_tls13()
-    app = getattr(importlib.import_module(module_name), attribute)
-    from typer.main import get_command
+    from fedrep_cli.loading import load_command  # typer and rich, which `fedrep --help` does without
 
-    result = get_command(app).main(args=list(arguments), prog_name=program, standalone_mode=False)
+    result = load_command(command.target).main(args=list(arguments), prog_name=program, standalone_mode=False)
     sys.stdout.flush()
     return result if isinstance(result, int) else OK
 
 
+def _reader_gone() -> int:
+    """`head`, or a pager that was left. Python would complain once more when it flushes stdout at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return FAILED
+
+
 def _explain(program: str, command: Command, error: Exception) -> int:
     """One sentence for what went wrong, and its exit code."""
-    if isinstance(error, BrokenPipeError):
-        # The reader (`head`, a pager) has gone; Python would complain again when it flushes stdout at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
     if isinstance(error, FedrepError):
         complain(program, str(error))
         return CANNOT_CONNECT if error.status in UNREACHABLE_STATUS else FAILED
@@ -155,7 +165,12 @@ def _explain(program: str, command: Command, error: Exception) -> int:
         where = f": {error.filename}" if error.filename else ""
         complain(program, f"{error.strerror or error}{where}.")
         return FAILED
-    if type(error).__name__ == "Abort":  # a prompt answered with end of file
+    if type(error).__name__ == "Abort" or "lost sys.stdin" in str(error):  # a prompt that got no answer, or could not ask
+        if isinstance(error.__context__, KeyboardInterrupt):
+            return INTERRUPTED
+        complain(
+            program, f"a question stayed without an answer: stdin has ended. Give the answers as options; see {program} --help."
+        )
         return FAILED
     complain(program, f"{type(error).__name__}: {error} (this is a fault in fedrep; FEDREP_DEBUG=1 shows where).")
     return FAULT

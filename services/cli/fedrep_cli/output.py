@@ -7,7 +7,11 @@ disagree.
 from __future__ import annotations
 
 import json
+import os
+import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -16,21 +20,53 @@ from fedrep_runtime.texts import harmless, harmless_all, harmless_json
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+NARROWEST = 40
+COMMANDS = ("  fedrep ", "  kubectl ")
+_HEAD = re.compile(r" *(?:- |\S+ {2,}|(?=\S))")
 JSON_HELP = "Print the result as one JSON object."
 
 
-def emit(result: Mapping[str, Any], as_json: bool, render: Callable[[Mapping[str, Any]], RenderableType]) -> None:
-    """Print `result` on stdout. `render` returns a string, printed as it is, or anything rich can draw."""
+def emit(
+    result: Mapping[str, Any],
+    as_json: bool,
+    render: Callable[[Mapping[str, Any]], RenderableType],
+    *,
+    fold: bool = True,
+) -> None:
+    """Print `result` on stdout. `render` returns a string or anything rich can draw. Lines of a string that are too long for
+    the terminal are folded at words unless `fold` is off, as for what programs read."""
     if as_json:
         print(harmless_json(json.dumps(result, ensure_ascii=False, allow_nan=False, default=_plain)))
         return
     text = render(harmless_all(result))
     if isinstance(text, str):
-        print(text)
+        width = columns() if fold else None
+        print(text if width is None else folded(text, width))
         return
     from rich.console import Console  # a fifth of a second to import: only where something is drawn
 
     Console(file=sys.stdout).print(text)
+
+
+def columns() -> int | None:
+    """Of the terminal, or as COLUMNS says; None where no person reads along."""
+    if os.environ.get("COLUMNS", "").isdigit() or sys.stdout.isatty():
+        return max(shutil.get_terminal_size().columns, NARROWEST)
+    return None
+
+
+def folded(text: str, width: int) -> str:
+    """Under the beginning of what a line says, behind its indentation, dash or heading. Commands stay whole, to be copied."""
+    lines: list[str] = []
+    for line in text.splitlines():
+        if len(line) <= width or line.startswith(COMMANDS):
+            lines.append(line)
+            continue
+        found = _HEAD.match(line)
+        head = found[0] if found is not None and len(found[0]) < width // 2 else ""
+        options: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+        lines += textwrap.wrap(line[len(head) :], width, initial_indent=head, subsequent_indent=" " * len(head), **options)
+    return "\n".join(lines) + ("\n" if text.endswith("\n") else "")
 
 
 def complain(program: str, sentence: str) -> None:

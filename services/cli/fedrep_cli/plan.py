@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from textwrap import wrap
 from typing import Annotated, Any
 
 import typer
@@ -203,7 +202,7 @@ def render(result: Mapping[str, Any]) -> str:
         lines += plan_records.lines(result["records"], result["K"], result["d"])
     if result["problems"]:
         lines += ["", "This run would be refused:", *(f"  - {problem}" for problem in result["problems"])]
-        lines += ["", *wrap(f"What to do: {result['conclusion']}.", width=118)]
+        lines += ["", f"What to do: {result['conclusion']}."]
     return "\n".join(lines)
 
 
@@ -222,8 +221,8 @@ def buffer_lines(shape: Mapping[str, Any], slack: Mapping[str, int], byzantine: 
     return [
         f"buffers       {shape['count']} ({groups}); {shape['value_bits']} bits per value in a ring of {shape['ring_bits']}",
         f"slack         {slack['absent_silos']} silos may be absent, {slack['silent_holders']} may fall silent after proposing, "
-        f"{slack['dropouts_per_buffer']} may drop out of a buffer before it is lost;",
-        f"{_INDENT}{slack['lost_buffers']} buffers may be lost to honest dropouts before {until}",
+        f"{slack['dropouts_per_buffer']} may drop out of a buffer before it is lost; "
+        f"{slack['lost_buffers']} buffers may be lost to honest dropouts before {until}",
     ]
 
 
@@ -235,7 +234,7 @@ def traffic_lines(traffic: Mapping[str, Any]) -> list[str]:
         f"{traffic['bits_down']:,} down)",
         f"{_INDENT}{traffic['against_paper']:.2f} of the paper's count, "
         f"{traffic['against_dense']:.4f} of dense float32 both ways",
-        *_wrapped(
+        _indented(
             f"{traffic['bytes_total']:,} bytes over the run, all silos together, {traffic['dense_bytes_total']:,} if dense: "
             f"{traffic['comparison']}"
         ),
@@ -248,11 +247,11 @@ def privacy_lines(cost: Mapping[str, Any]) -> list[str]:
     return [
         f"privacy       epsilon {text(cost['epsilon_round'])} per round, {text(cost['epsilon_total'])} in total "
         f"(alpha = {cost['alpha']:g})",
-        *_wrapped(f"{cost['meaning']} {cost['remedy']}".strip()),
-        *_wrapped(f"It covers {cost['covers']}."),
-        *_wrapped(cost["records_meaning"]),
+        _indented(f"{cost['meaning']} {cost['remedy']}".strip()),
+        _indented(f"It covers {cost['covers']}."),
+        _indented(cost["records_meaning"]),
     ]
 
 
-def _wrapped(sentence: str) -> list[str]:
-    return wrap(sentence, width=118, initial_indent=_INDENT, subsequent_indent=_INDENT)
+def _indented(sentence: str) -> str:
+    return f"{_INDENT}{sentence}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from textwrap import wrap
 from typing import Any
 
 import typer
@@ -91,15 +90,15 @@ def lines(found: Mapping[str, Any], coordinates: int, parameters: int) -> list[s
         f"{found['steps']:,} local step{_plural(found['steps'])} a round: sigma = {found['noise']:g}",
         f"{_INDENT}epsilon reached {found['epsilon']:.3g} at delta = {found['delta']:g}{closer}, "
         f"of a budget of {found['epsilon_budget']:g}",
-        f"{_INDENT}noise of a step {each} C per coordinate; its norm is {sent} C over the {coordinates:,} coordinates sent",
-        f"{_INDENT}({everywhere} C over all {parameters:,}), while a step's mean of clipped gradients is at most C long",
+        f"{_INDENT}noise of a step {each} C per coordinate; its norm is {sent} C over the {coordinates:,} coordinates sent "
+        f"({everywhere} C over all {parameters:,}), while a step's mean of clipped gradients is at most C long",
     ]
     if found["delta_too_large"]:
-        text += _wrapped(
-            f"delta = {found['delta']:g} is not below 1 / {found['records']:,}: publishing a record at random would pass. "
-            "Choose a smaller one."
+        text.append(
+            f"{_INDENT}delta = {found['delta']:g} is not below 1 / {found['records']:,}: publishing a record at random would "
+            "pass. Choose a smaller one."
         )
-    return [*text, *_wrapped(_sentence(found)), *_wrapped(f"It covers {found['covers']}.")]
+    return [*text, f"{_INDENT}{_sentence(found)}", f"{_INDENT}It covers {found['covers']}."]
 
 
 def _verdict(signal: float) -> str:
@@ -131,7 +130,3 @@ def _short(value: float) -> str:
 
 def _plural(count: int) -> str:
     return "" if count == 1 else "s"
-
-
-def _wrapped(sentence: str) -> list[str]:
-    return wrap(sentence, width=118, initial_indent=_INDENT, subsequent_indent=_INDENT)

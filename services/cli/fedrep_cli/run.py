@@ -268,7 +268,10 @@ def export(
         Path | None,
         typer.Option("--trainer", help="Settings of a silo, whose [trainer] adds batch-norm statistics from its data."),
     ] = None,
-    form: Annotated[Form, typer.Option("--format", help="All but safetensors need --trainer.")] = Form.SAFETENSORS,
+    form: Annotated[
+        Form,
+        typer.Option("--format", metavar="FORM", help="safetensors, torch, onnx or adapter; all but the first need --trainer."),
+    ] = Form.SAFETENSORS,
     server: Server = None,
     identity: Identity = FOLDER,
     as_json: Json = False,
@@ -335,21 +338,17 @@ def _converted(plain: dict[str, Any], descriptor: Any) -> dict[str, Any]:
 def _runs_table(result: Any) -> Any:
     if not result["runs"]:
         return "No runs yet. Create one: fedrep run init, then fedrep run create."
-    table = Table(
-        Column("run", no_wrap=True), "state", "round", "applied", "skipped", "accuracy", "silos", "up MB", "down MB", "epsilon"
-    )
+    table = _table("run", "state", "round", "skipped", "accuracy", "silos", "MB up/down", "epsilon")
     for run in result["runs"]:
         accuracy = f"{run['accuracy']:.4f}" if "accuracy" in run else "-"
         table.add_row(
             run["name"],
             run["state"],
             f"{run['round']}/{run['rounds_planned']}",
-            str(run["rounds_applied"]),
             str(run["rounds_skipped"]),
             accuracy,
             f"{run['silos_present']}/{run['silos_allowed']}",
-            f"{run['bytes_up'] / 1e6:.2f}",
-            f"{run['bytes_down'] / 1e6:.2f}",
+            f"{_short(run['bytes_up'] / 1e6)}/{_short(run['bytes_down'] / 1e6)}",
             shown(run.get("epsilon_total")),
         )
     return table
@@ -359,22 +358,33 @@ def _run_table(run: Any) -> Any:
     from rich.console import Group
     from rich.text import Text
 
-    silos = Table(Column("silo", no_wrap=True), "state", "up KB", "down KB", "epsilon", "record epsilon", "problem")
+    silos = _table("silo", "state", "KB up/down", "epsilon", "record epsilon")
     for silo in run["silos"]:
         silos.add_row(
             silo["name"],
             silo["state"],
-            f"{silo['bytes_up'] / 1e3:.1f}",
-            f"{silo['bytes_down'] / 1e3:.1f}",
+            f"{_short(silo['bytes_up'] / 1e3)}/{_short(silo['bytes_down'] / 1e3)}",
             shown(silo.get("epsilon_total")),
             _record_epsilon(silo),
-            Text(silo["problem"]),
         )
+    problems = [Text(f"{silo['name']}: {silo['problem']}") for silo in run["silos"] if silo["problem"]]
     kept = ", ".join(f"{m['version']}{' (best)' if m['best'] else ''}" for m in run["models"])
     figures = ", ".join(f"{name} {value:.4f}" for name, value in run["summary"].get("metrics", {}).items())
     lines = [*([f"Latest figures of the evaluator: {figures}"] if figures else []), f"Kept models: {kept}"]
     covers = Text(f"epsilon covers {COVERS}.\nrecord epsilon, as each silo says, covers {RECORD_COVERS}.")
-    return Group(_runs_table({"runs": [run["summary"]]}), silos, covers, *lines, *map(Text, reckoned_lines(run)))
+    return Group(
+        _runs_table({"runs": [run["summary"]]}), "", silos, *problems, "", covers, *lines, *map(Text, reckoned_lines(run))
+    )
+
+
+def _short(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.2f}"
+
+
+def _table(first: str, *others: str) -> Table:
+    """Fits 80 columns: only the first, a name, is folded where it must be."""
+    columns = [Column(first, overflow="fold", min_width=8), *(Column(name, no_wrap=True) for name in others)]
+    return Table(*columns, box=None, padding=(0, 2, 0, 0), pad_edge=False)
 
 
 def _record_epsilon(silo: Any) -> str:

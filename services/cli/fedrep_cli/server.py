@@ -38,7 +38,7 @@ def server(
     if context.invoked_subcommand is not None:
         return
     settings = read_settings(config)
-    configure_logging("server", settings.log_json)
+    configure_logging("server", settings.log_json, level="WARNING" if check else "INFO")
     from fedrep_server.operations.app import check_settings, serve
 
     if check:

@@ -141,5 +141,6 @@ def _render(result: Mapping[str, Any]) -> str:
         f"  server           {result['server']}",
     ]
     if "dashboard" in result:
-        lines.append(f"  dashboard        {result['dashboard']}    (sign in with a token from {result['sign_in']})")
+        lines.append(f"  dashboard        {result['dashboard']}")
+        lines.append(f"  sign in with     a token from {result['sign_in']}")
     return "\n".join([*lines, f"  logs             {result['logs']}"])

@@ -60,6 +60,13 @@ def configure_logging(service: str, json: bool | None = None, level: str = "INFO
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    logging.getLogger("alembic.runtime.plugins").setLevel(logging.WARNING)  # one line for each, in every command
+    logging.getLogger("alembic.runtime.migration").addFilter(_tells_of_a_change)
+
+
+def _tells_of_a_change(record: logging.LogRecord) -> bool:
+    """Which database it is, and that nothing is to be done, is no news; an upgrade is."""
+    return record.levelno > logging.INFO or record.getMessage().startswith("Running")
 
 
 class _CurrentStderr(logging.StreamHandler[TextIO]):

@@ -1,0 +1,300 @@
+"""Every command as its user sees it, in a terminal of 80 columns: help, tables, closed pipes, questions without an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from fedrep_cli.client import _until_asked_to_stop
+from fedrep_cli.client_view import render_status
+from fedrep_cli.findings import render_findings
+from fedrep_cli.loading import load_command
+from fedrep_cli.main import COMMANDS, main
+from fedrep_cli.output import emit, folded
+from fedrep_cli.run import _run_table, _runs_table
+
+WIDTH = 80
+FEDREP = [sys.executable, "-m", "fedrep_cli.main"]
+
+
+def programs(words: tuple[str, ...], command: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+    yield words, command
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from programs((*words, name), inner)
+
+
+ALL = [found for name, entry in COMMANDS.items() for found in programs((name,), load_command(entry.target))]
+
+
+@pytest.fixture(autouse=True)
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(WIDTH))
+
+
+def fits(text: str) -> bool:
+    return all(len(line) <= WIDTH for line in text.splitlines())
+
+
+@pytest.mark.parametrize(("words", "command"), ALL, ids=[" ".join(words) for words, _ in ALL])
+def test_every_command_has_a_short_help_option_and_loses_no_word_of_its_help(
+    words: tuple[str, ...], command: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*words, "-h"]) == 0
+    short = capsys.readouterr()
+    assert main([*words, "--help"]) == 0
+    assert capsys.readouterr() == short
+    assert fits(short.out)
+    shown = "".join(short.out.split())
+    for described in (command, *command.params, *getattr(command, "commands", {}).values()):
+        told = (getattr(described, "help", None) or "").replace("Show this message and exit.", "")
+        assert "".join((told.partition("\n\n")[0] if described is not command else told).split()) in shown
+        assert all(option in short.out for option in getattr(described, "opts", ()) if option.startswith("-"))
+
+
+def test_a_name_in_brackets_is_part_of_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "model", "--help"]) == 0
+    assert "whose [trainer] makes" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_first_help_fits_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    assert fits(capsys.readouterr().out)
+
+
+PRINTING = [
+    ["--help"],
+    ["--version"],
+    ["run", "--help"],
+    ["lab", "list"],
+    ["plan"],
+    ["plan", "--json"],
+    ["version"],
+    ["completion", "bash"],
+]
+
+
+@pytest.mark.parametrize("words", PRINTING, ids=" ".join)
+def test_a_reader_that_goes_away_is_no_news(words: list[str]) -> None:
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with subprocess.Popen([*FEDREP, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=buffered) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait() == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["plan"],
+        ["plan", "--silos", "6", "--byzantine", "2"],
+        ["plan", "--records", "5000", "--batch", "256", "--steps", "5", "--rounds", "300", "--epsilon", "8"],
+        ["epsilon", "--d", "272474", "--k", "425", "--budget", "8", "--rounds", "100"],
+        ["lab", "list"],
+        ["version"],
+    ],
+    ids=" ".join,
+)
+def test_what_a_command_says_fits(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    main(words)
+    said = capsys.readouterr().out
+    assert fits(said)
+    assert "…" not in said
+
+
+SUMMARY = {
+    "name": "lungs-of-the-north-2026",
+    "state": "running",
+    "round": 1250,
+    "rounds_planned": 10000,
+    "rounds_skipped": 120,
+    "accuracy": 0.97236,
+    "silos_present": 28,
+    "silos_allowed": 32,
+    "bytes_up": 8_123_456_789,
+    "bytes_down": 8_923_456_789,
+    "epsilon_total": 123456.789,
+}
+SILO: dict[str, Any] = {
+    "name": "university-hospital-of-the-far-north",
+    "state": "sitting_out",
+    "bytes_up": 123_456_789,
+    "bytes_down": 223_456_789,
+    "epsilon_total": 12345.678,
+    "record_epsilon": 7.98765,
+    "record_budget": 8.0,
+    "record_delta": 1e-05,
+    "problem": "the trainer raised ValueError: [3, 4] cannot be broadcast to (5,)",
+}
+
+
+def test_tables_of_runs_fit_and_cut_neither_headings_nor_figures(capsys: pytest.CaptureFixture[str]) -> None:
+    emit({"runs": [SUMMARY, SUMMARY | {"name": "x" * 63}]}, False, _runs_table)
+    listed = capsys.readouterr().out
+    run = {"summary": SUMMARY | {"metrics": {"auroc": 0.5}}, "silos": [SILO], "models": [{"version": 7, "best": True}]}
+    emit(run, False, _run_table)
+    shown = capsys.readouterr().out
+    for text in (listed, shown):
+        assert fits(text)
+        assert "…" not in text
+        for word in ("running", "skipped", "accuracy", "1250/10000", "0.9724", "28/32", "8123/8923", "123456.790"):
+            assert word in text
+    assert SILO["name"] in "".join(shown.split())
+    for word in ("sitting_out", "record epsilon", "7.988 of 8, delta 1e-05", SILO["problem"]):
+        assert word in " ".join(shown.split())
+
+
+def test_findings_fit_and_a_long_path_is_whole() -> None:
+    path = "/var/lib/fedrep/" + "a-very-long-folder/" * 5
+    rows = [
+        {"check": "trainer: read-only input", "outcome": "failed", "text": f"in {path}[x]", "advice": "Correct it. " * 10},
+        {"check": "clock", "outcome": "ok", "text": "fine", "advice": ""},
+    ]
+    console = Console(width=WIDTH, file=StringIO())
+    console.print(render_findings({"findings": rows}))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert fits(text)
+    assert f"{path}[x]" in "".join(text.split())
+    assert "trainer: read-only input" in text
+
+
+def test_a_long_line_is_folded_under_its_own_beginning_and_a_command_is_not() -> None:
+    text = folded("heading   " + "word " * 20 + "\n  - " + "item " * 20 + "\n  fedrep " + "x" * 90, 40)
+    lines = text.splitlines()
+    assert lines[1].startswith(" " * 10 + "word")
+    assert any(line.startswith("    item") for line in lines)
+    assert lines[-1] == "  fedrep " + "x" * 90
+    assert all(len(line) <= 40 for line in lines[:-1])
+
+
+def test_what_programs_read_is_never_folded(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    emit({}, False, lambda _: "word " * 40, fold=False)
+    assert capsys.readouterr().out.count("\n") == 1
+    monkeypatch.delenv("COLUMNS")
+    emit({}, False, lambda _: "word " * 40)
+    assert capsys.readouterr().out.count("\n") == 1, "nor what goes into a pipe or a file"
+
+
+def test_status_tells_times_and_figures_as_people_write_them() -> None:
+    status = {"at": 1794866289.2, "seconds_ago": 0.1, "epsilon_total": 645.1825396, "reason": "", "metrics": {}, "running": True}
+    status |= {"record_epsilon": "none", "train_loss": 0.123456789, "now": None}
+    assert render_status(status).splitlines() == [
+        "last sign of life: 2026-11-16 21:58:09 UTC (0.1 s ago)",
+        "epsilon total: 645.183",
+        "running: yes",
+        "record epsilon: none",
+        "train loss: 0.123457",
+    ]
+
+
+def test_a_check_of_the_server_prints_its_answer_and_no_log_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDREP_CA_PASSPHRASE", "an unusual sequence of words")
+    assert main(["ca", "init", "lungs", "--folder", str(tmp_path / "ca")]) == 0
+    certificate = ["server", "cert", "main", "--dns", "localhost", "--out", str(tmp_path / "credentials")]
+    assert main([*certificate, "--folder", str(tmp_path / "ca")]) == 0
+    done = subprocess.run([*FEDREP, "server", "--check"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("identity: server main\n")
+    assert done.stderr == ""
+    backup = subprocess.run([*FEDREP, "server", "backup", "b.tar"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert backup.stderr == ""
+
+
+def test_a_taken_port_of_the_dashboard_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from fedrep_identity.authority import CertificateAuthority, issue_credentials
+    from fedrep_identity.names import Identity, Role
+
+    authority = CertificateAuthority.create(tmp_path / "ca", "lungs", "an unusual sequence of words")
+    issue_credentials(authority, tmp_path / "credentials", Identity("eve", Role.VIEWER, "lungs"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        settings = tmp_path / "dashboard.toml"
+        settings.write_text(f'port = {taken.getsockname()[1]}\ncredentials = "{tmp_path / "credentials"}"\n')
+        assert main(["dashboard", "--config", str(settings)]) == 1
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1
+    assert "another program uses the port" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["client", "init"], "a question stayed without an answer"),
+        (["ca", "init", "lungs"], "Set FEDREP_CA_PASSPHRASE, or give --passphrase-file"),
+        (["init", "lungs"], "Set FEDREP_CA_PASSPHRASE, or give --passphrase-file"),
+        (["enroll", "-"], "This is not an invitation"),
+        (["join", "-"], "This is not an invitation"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+@pytest.mark.parametrize("closed", [False, True], ids=["empty", "closed"])
+def test_a_question_that_nobody_can_answer_is_one_sentence(words: list[str], sentence: str, closed: bool, tmp_path: Path) -> None:
+    shell = ["sh", "-c", 'exec "$@" <&-', "sh"] if closed else []
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("FEDREP_")}
+    done = subprocess.run(
+        [*shell, *FEDREP, *words],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environment,
+        start_new_session=True,  # no terminal that could be asked instead
+        check=False,
+    )
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert sentence in last or (closed and "which is closed" in last)
+    assert "Traceback" not in done.stderr
+
+
+class Speaking:
+    """A daemon in the middle of a round that never ends."""
+
+    speaking = True
+    status = {"round": 7, "phase": "submit"}  # noqa: RUF012 - never changed
+
+    def __init__(self) -> None:
+        self.connection = SimpleNamespace()
+        self.left = False
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+    def stop(self) -> None:
+        asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGINT)  # the person loses patience
+
+    async def leave(self) -> None:
+        self.left = True
+
+
+def test_a_silo_that_is_asked_to_stop_says_what_it_waits_for_and_obeys_the_second_time(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    daemon: Any = Speaking()
+
+    async def scenario() -> None:
+        asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGINT)
+        await _until_asked_to_stop(daemon, 1e6, live=True)
+
+    asyncio.run(scenario())
+    assert daemon.left
+    assert "Others count on this silo in round 7, which is now at 'submit'" in capsys.readouterr().err
+
+
+def test_json_stays_one_line_whatever_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--json"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1
+    json.loads(out)
