@@ -1,4 +1,4 @@
-"""What an admin may do to a run: pause, resume, stop, keep a silo out and let it back in."""
+"""What an admin may do to a run: pause, resume, stop, tag it, keep a silo out and let it back in."""
 
 from __future__ import annotations
 
@@ -67,6 +67,13 @@ async def stop_run(name: RunName, body: schema.Reason, who: Admin, feeds: AllFee
     """End a run for good."""
     log.info("stop", run=name, user=who.user)
     return view.run_of(await feeds.observer.stop(name, body.reason))
+
+
+@router.post("/runs/{name}/tags")
+async def tag_run(name: RunName, body: schema.Tags, who: Admin, feeds: AllFeeds) -> schema.Run:
+    """Set the tags by which people find a run."""
+    log.info("tag", run=name, user=who.user)
+    return view.run_of(await feeds.observer.tag(name, body.tags))
 
 
 @router.post("/runs/{name}/silos/{silo}/exclude")

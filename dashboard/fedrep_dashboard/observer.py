@@ -116,6 +116,10 @@ class Observer:
         answer: pb.StopRunResponse = await self._call(self._stub.StopRun, pb.StopRunRequest(name=name, reason=reason))
         return answer.summary
 
+    async def tag(self, name: str, tags: list[str]) -> pb.RunSummary:
+        answer: pb.TagRunResponse = await self._call(self._stub.TagRun, pb.TagRunRequest(name=name, tags=tags))
+        return answer.summary
+
     async def exclude(self, name: str, silo: str, reason: str) -> pb.SiloStatus:
         answer: pb.ExcludeSiloResponse = await self._call(
             self._stub.ExcludeSilo, pb.ExcludeSiloRequest(name=name, silo=silo, reason=reason)

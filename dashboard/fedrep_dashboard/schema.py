@@ -90,6 +90,7 @@ class Run(Shape):
     silos_allowed: int
     aggregator: str
     drills: bool
+    tags: list[str] = Field(default=[], description="By which people find the run.")
     alerts: int = Field(default=0, description="Alerts among the events the dashboard has seen.")
     last_alert: str = ""
 
@@ -321,6 +322,10 @@ class ComparedRun(Shape):
 
 class Comparison(Shape):
     runs: list[ComparedRun]
+
+
+class Tags(BaseModel):
+    tags: list[Annotated[str, Field(min_length=1, max_length=40)]] = Field(max_length=16, description="All tags from now on.")
 
 
 class Reason(BaseModel):

@@ -45,6 +45,7 @@ def run_of(item: observer_pb2.RunSummary, alerts: int = 0, last_alert: str = "")
         silos_allowed=item.silos_allowed,
         aggregator=item.aggregator,
         drills=item.drills,
+        tags=list(item.tags),
         alerts=alerts,
         last_alert=last_alert,
     )

@@ -243,6 +243,25 @@ def test_charts_run_by_round_or_by_the_time_of_the_day_and_the_choice_is_kept(ch
     page.context.close()
 
 
+def test_an_admin_tags_a_run_and_finds_it_by_its_tag(chromium: Browser, site: Site) -> None:
+    page = visit(chromium, site.url).open("/runs/digits-mean")
+    page.get_by_role("button", name="Add tags").click()
+    page.get_by_label("Tags, separated by spaces").fill("baseline, two<words>")
+    page.get_by_role("button", name="Save tags").click()
+    expect(page.get_by_role("alert")).to_contain_text("one word of at most 40")
+    page.get_by_label("Tags, separated by spaces").fill("baseline night")
+    page.get_by_role("button", name="Save tags").click()
+    expect(page.get_by_role("list", name="Tags").locator("li")).to_have_text(["baseline", "night"])
+    page = visit(chromium, site.url).page
+    page.get_by_role("button", name="baseline").click()
+    expect(page.locator("table.runs tbody .main-cell a")).to_have_text(["digits-mean"])
+    page = visit(chromium, site.url, token=VIEWER).open("/runs/digits-mean")
+    expect(page.get_by_role("list", name="Tags").locator("li")).to_have_count(2)
+    expect(page.get_by_role("button", name="tags")).to_have_count(0)
+    for context in chromium.contexts:
+        context.close()
+
+
 def test_runs_are_found_by_any_of_their_words(chromium: Browser, site: Site) -> None:
     page = visit(chromium, site.url).page
     names = page.locator("table.runs tbody .main-cell a")

@@ -257,6 +257,23 @@ def test_a_paused_run_ends_its_round_starts_no_other_and_goes_on_when_told(serve
     assert wait_for_round(server, run_name, after=2).round == 3
 
 
+def test_tags_find_a_run_and_change_nothing_that_silos_agreed_to(server: LiveServer, run_name: str) -> None:
+    server.create_run(run_name)
+    admin = stub(server)
+    before = admin.GetRun(pb.GetRunRequest(name=run_name))
+    tagged = admin.TagRun(pb.TagRunRequest(name=run_name, tags=["site:nord", "ablation", "ablation"]))
+    assert list(tagged.summary.tags) == ["ablation", "site:nord"]
+    after = admin.GetRun(pb.GetRunRequest(name=run_name))
+    assert list(after.summary.tags) == ["ablation", "site:nord"]
+    assert (after.manifest, after.summary.run, after.summary.state) == (before.manifest, before.summary.run, before.summary.state)
+    assert after.last_event == before.last_event + 1
+    for bad in (["two words"], ["x" * 41], [""], ["<b>"], [f"tag-{i}" for i in range(17)]):
+        request = pb.TagRunRequest(name=run_name, tags=bad)
+        assert refusal(lambda request=request: admin.TagRun(request)) == ("INVALID_ARGUMENT", "BAD_TAG")
+    assert list(admin.ListRuns(pb.ListRunsRequest()).runs[0].tags) == ["ablation", "site:nord"]
+    assert list(admin.TagRun(pb.TagRunRequest(name=run_name)).summary.tags) == []
+
+
 def test_a_stopped_run_skips_its_round_and_is_over_for_good(server: LiveServer, run_name: str) -> None:
     at = stage(server, run_name, "submit")
     admin = stub(server)

@@ -62,6 +62,8 @@ def test_a_run_from_its_file_to_its_exported_model(server: LiveServer, fedrep: F
     assert traffic["sentence"].startswith(more)
     assert more in " ".join(fedrep("show", "commands", as_json=False)[1].split())
     assert shown["suspicion"]["silos"] == [], "two buffers are too few to compare"
+    assert fedrep("tag", "commands", "night", "pilot")[1]["tags"] == ["night", "pilot"]
+    assert fedrep("tag", "commands", as_json=False)[1].strip() == "commands: no tags"
     assert fedrep("pause", "commands", "--reason", "look")[1]["state"] == "paused"
     assert fedrep("resume", "commands")[1]["state"] == "running"
     assert fedrep("exclude", "commands", "silo-d")[1]["state"] == "excluded"

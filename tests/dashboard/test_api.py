@@ -144,6 +144,38 @@ def test_a_cell_of_the_buffers_names_its_members_and_the_weight_of_the_round_tha
             assert grouped["first_round"][c] <= cell["round"] <= grouped["last_round"][c]
 
 
+def test_an_admin_tags_a_run_and_a_bad_tag_is_refused_in_words(client: httpx.Client) -> None:
+    assert client.post("/runs/plain/tags", json={"tags": ["night", "baseline"]}).json()["tags"] == ["baseline", "night"]
+    until(
+        lambda: [run["tags"] for run in client.get("/runs").json()["runs"] if run["name"] == "plain"] == [["baseline", "night"]]
+    )
+    answer = client.post("/runs/plain/tags", json={"tags": ["two words"]})
+    assert (answer.status_code, "one word of at most 40" in answer.json()["detail"]) == (400, True)
+    looking = {"Authorization": f"Bearer {VIEWER}"}
+    assert client.post("/runs/plain/tags", json={"tags": []}, headers=looking).status_code == 403
+
+
+def test_the_pace_is_that_of_the_latest_rounds_and_says_what_is_left(client: httpx.Client, server: ScriptedServer) -> None:
+    pace, rounds = client.get("/runs/digits").json()["pace"], server.runs["digits"].rounds
+    ended = rounds[-1].started_at + sum(rounds[-1].phase_seconds)
+    assert (pace["started_at"], pace["ended_at"]) == (rounds[0].started_at, pytest.approx(ended))
+    assert pace["seconds"] == pytest.approx(ended - rounds[0].started_at)
+    rate = 20 / (ended - rounds[-20].started_at)
+    assert pace["rounds_per_hour"] == pytest.approx(3600 * rate)
+    assert pace["seconds_left"] == pytest.approx((60 - len(rounds)) / rate)
+    assert set(client.get("/runs/empty").json()["pace"].values()) == {None}
+
+
+def test_the_events_of_a_round_are_found_also_when_the_dashboard_no_longer_keeps_them(
+    client: httpx.Client, server: ScriptedServer
+) -> None:
+    for run, number in (("digits", 22), ("long", 3), ("long", 9_999)):
+        told = client.get(f"/runs/{run}/rounds/{number}/events").json()["events"]
+        log = [entry.event for entry in server.runs[run].log if entry.event.round == number]
+        assert [event["text"] for event in told] == [event.text for event in log]
+        assert told
+
+
 def test_a_round_knows_its_neighbours(client: httpx.Client) -> None:
     neighbours = [(r["previous"], r["following"]) for r in (client.get(f"/runs/digits/rounds/{n}").json() for n in (1, 20, 46))]
     assert neighbours[:2] == [(None, 2), (19, 21)]

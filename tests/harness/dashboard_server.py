@@ -21,12 +21,14 @@ import numpy as np
 from safetensors.numpy import save
 
 from fedrep import privacy
+from fedrep.errors import InvalidInputError
 from fedrep.protocol.model_state import model_hash
 from fedrep.protocol.preflight import preflight
 from fedrep.wire import codec
 from fedrep.wire.v1 import federation_pb2 as fed
 from fedrep.wire.v1 import observer_pb2 as pb
 from fedrep.wire.v1 import observer_pb2_grpc
+from fedrep_server.calls.tags import checked_tags
 
 PARAMETERS = 9610
 COORDINATES = 480
@@ -222,6 +224,17 @@ class ScriptedServer(observer_pb2_grpc.ObserverServiceServicer):
 
     def StopRun(self, request: pb.StopRunRequest, context: Any) -> pb.StopRunResponse:  # noqa: N802
         return pb.StopRunResponse(summary=self._set_state(request.name, "stopped", request.reason, context))
+
+    def TagRun(self, request: pb.TagRunRequest, context: Any) -> pb.TagRunResponse:  # noqa: N802
+        run = self._find(request.name, context)
+        try:
+            tags = checked_tags(request.tags)
+        except InvalidInputError as error:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        del run.summary.tags[:]
+        run.summary.tags.extend(tags)
+        self.say(run, "tags", f"tags by admin: {', '.join(tags) or 'none'}")
+        return pb.TagRunResponse(summary=run.summary)
 
     def ExcludeSilo(self, request: pb.ExcludeSiloRequest, context: Any) -> pb.ExcludeSiloResponse:  # noqa: N802
         return pb.ExcludeSiloResponse(silo=self._set_silo(request.name, request.silo, "excluded", context))

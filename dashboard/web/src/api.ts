@@ -49,6 +49,7 @@ export interface Run {
   silos_allowed: number;
   aggregator: string;
   drills: boolean;
+  tags: string[];
   alerts: number;
   last_alert: string;
 }

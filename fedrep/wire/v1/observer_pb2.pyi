@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RunSummary(_message.Message):
-    __slots__ = ("name", "run", "state", "state_reason", "created_at", "round", "rounds_planned", "rounds_applied", "rounds_skipped", "model_version", "accuracy", "loss", "bytes_up", "bytes_down", "epsilon_total", "epsilon_budget", "silos_present", "silos_allowed", "aggregator", "drills", "best_accuracy", "records", "metrics")
+    __slots__ = ("name", "run", "state", "state_reason", "created_at", "round", "rounds_planned", "rounds_applied", "rounds_skipped", "model_version", "accuracy", "loss", "bytes_up", "bytes_down", "epsilon_total", "epsilon_budget", "silos_present", "silos_allowed", "aggregator", "drills", "best_accuracy", "records", "metrics", "tags")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -39,6 +39,7 @@ class RunSummary(_message.Message):
     BEST_ACCURACY_FIELD_NUMBER: _ClassVar[int]
     RECORDS_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
+    TAGS_FIELD_NUMBER: _ClassVar[int]
     name: str
     run: bytes
     state: str
@@ -62,7 +63,8 @@ class RunSummary(_message.Message):
     best_accuracy: float
     records: RecordTotals
     metrics: _containers.ScalarMap[str, float]
-    def __init__(self, name: _Optional[str] = ..., run: _Optional[bytes] = ..., state: _Optional[str] = ..., state_reason: _Optional[str] = ..., created_at: _Optional[float] = ..., round: _Optional[int] = ..., rounds_planned: _Optional[int] = ..., rounds_applied: _Optional[int] = ..., rounds_skipped: _Optional[int] = ..., model_version: _Optional[int] = ..., accuracy: _Optional[float] = ..., loss: _Optional[float] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., epsilon_total: _Optional[float] = ..., epsilon_budget: _Optional[float] = ..., silos_present: _Optional[int] = ..., silos_allowed: _Optional[int] = ..., aggregator: _Optional[str] = ..., drills: _Optional[bool] = ..., best_accuracy: _Optional[float] = ..., records: _Optional[_Union[RecordTotals, _Mapping]] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    tags: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., run: _Optional[bytes] = ..., state: _Optional[str] = ..., state_reason: _Optional[str] = ..., created_at: _Optional[float] = ..., round: _Optional[int] = ..., rounds_planned: _Optional[int] = ..., rounds_applied: _Optional[int] = ..., rounds_skipped: _Optional[int] = ..., model_version: _Optional[int] = ..., accuracy: _Optional[float] = ..., loss: _Optional[float] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., epsilon_total: _Optional[float] = ..., epsilon_budget: _Optional[float] = ..., silos_present: _Optional[int] = ..., silos_allowed: _Optional[int] = ..., aggregator: _Optional[str] = ..., drills: _Optional[bool] = ..., best_accuracy: _Optional[float] = ..., records: _Optional[_Union[RecordTotals, _Mapping]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., tags: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RecordTotals(_message.Message):
     __slots__ = ("epsilon", "delta", "reporting", "without")
@@ -466,6 +468,20 @@ class AmendRunRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., manifest: _Optional[_Union[_federation_pb2.SignedRunManifest, _Mapping]] = ...) -> None: ...
 
 class AmendRunResponse(_message.Message):
+    __slots__ = ("summary",)
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    summary: RunSummary
+    def __init__(self, summary: _Optional[_Union[RunSummary, _Mapping]] = ...) -> None: ...
+
+class TagRunRequest(_message.Message):
+    __slots__ = ("name", "tags")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TAGS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    tags: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., tags: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class TagRunResponse(_message.Message):
     __slots__ = ("summary",)
     SUMMARY_FIELD_NUMBER: _ClassVar[int]
     summary: RunSummary

@@ -95,6 +95,11 @@ class ObserverServiceStub:
                 request_serializer=fedrep_dot_wire_dot_v1_dot_observer__pb2.AmendRunRequest.SerializeToString,
                 response_deserializer=fedrep_dot_wire_dot_v1_dot_observer__pb2.AmendRunResponse.FromString,
                 _registered_method=True)
+        self.TagRun = channel.unary_unary(
+                '/fedrep.wire.v1.ObserverService/TagRun',
+                request_serializer=fedrep_dot_wire_dot_v1_dot_observer__pb2.TagRunRequest.SerializeToString,
+                response_deserializer=fedrep_dot_wire_dot_v1_dot_observer__pb2.TagRunResponse.FromString,
+                _registered_method=True)
         self.DownloadModel = channel.unary_stream(
                 '/fedrep.wire.v1.ObserverService/DownloadModel',
                 request_serializer=fedrep_dot_wire_dot_v1_dot_observer__pb2.DownloadModelRequest.SerializeToString,
@@ -190,6 +195,13 @@ class ObserverServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TagRun(self, request, context):
+        """Sets a run's tags, by which people find it; no silo sees them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DownloadModel(self, request, context):
         """Streams a kept model as a safetensors file.
         """
@@ -259,6 +271,11 @@ def add_ObserverServiceServicer_to_server(servicer, server):
                     servicer.AmendRun,
                     request_deserializer=fedrep_dot_wire_dot_v1_dot_observer__pb2.AmendRunRequest.FromString,
                     response_serializer=fedrep_dot_wire_dot_v1_dot_observer__pb2.AmendRunResponse.SerializeToString,
+            ),
+            'TagRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.TagRun,
+                    request_deserializer=fedrep_dot_wire_dot_v1_dot_observer__pb2.TagRunRequest.FromString,
+                    response_serializer=fedrep_dot_wire_dot_v1_dot_observer__pb2.TagRunResponse.SerializeToString,
             ),
             'DownloadModel': grpc.unary_stream_rpc_method_handler(
                     servicer.DownloadModel,
@@ -591,6 +608,33 @@ class ObserverService:
             '/fedrep.wire.v1.ObserverService/AmendRun',
             fedrep_dot_wire_dot_v1_dot_observer__pb2.AmendRunRequest.SerializeToString,
             fedrep_dot_wire_dot_v1_dot_observer__pb2.AmendRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TagRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fedrep.wire.v1.ObserverService/TagRun',
+            fedrep_dot_wire_dot_v1_dot_observer__pb2.TagRunRequest.SerializeToString,
+            fedrep_dot_wire_dot_v1_dot_observer__pb2.TagRunResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -207,6 +207,20 @@ def readmit(name: Name, silo: Silo, server: Server = None, identity: Identity = 
 
 
 @app.command()
+def tag(
+    name: Name,
+    tags: Annotated[list[str] | None, typer.Argument(help="All tags from now on; none takes them away.")] = None,
+    server: Server = LOCAL,
+    identity: Identity = FOLDER,
+    as_json: Json = False,
+) -> None:
+    """Set the tags by which people find a run; silos do not see them, and its terms stay as they are."""
+    with connected(server, identity) as (client, _):
+        summary = _plain(client.call("TagRun", pb.TagRunRequest(name=name, tags=tags or [])).summary)
+    emit(summary, as_json, lambda run: f"{run['name']}: {', '.join(run['tags']) or 'no tags'}")
+
+
+@app.command()
 def rollback(
     name: Name,
     version: Annotated[int, typer.Option("--to", "--version", help="A kept version (see fedrep run show).")],

@@ -6,6 +6,7 @@ import { bytes, count, day, decimal, epsilon, percent, recordEpsilon } from "../
 import { useLive } from "../live";
 import { Command, Empty, Failure, Loading, Meter, State } from "../parts";
 import { Link } from "../router";
+import { TagList } from "../tags";
 
 export function Overview({ session, report }: Shared) {
   const [runs, setRuns] = useState<Run[] | null>(null);
@@ -86,7 +87,7 @@ export function Overview({ session, report }: Shared) {
             </thead>
             <tbody>
               {shown.map((run) => (
-                <RunLine key={run.name} run={run} />
+                <RunLine key={run.name} run={run} find={setWanted} />
               ))}
             </tbody>
           </table>
@@ -111,11 +112,11 @@ export function Overview({ session, report }: Shared) {
 
 // Every word must be found somewhere in what the line says.
 function matches(run: Run, wanted: string): boolean {
-  const said = [run.name, run.state, run.state_reason, run.aggregator.replaceAll("_", " ")].join(" ").toLowerCase();
+  const said = [run.name, run.state, run.state_reason, run.aggregator.replaceAll("_", " "), ...run.tags].join(" ").toLowerCase();
   return wanted.toLowerCase().split(/\s+/).every((word) => said.includes(word));
 }
 
-function RunLine({ run }: { run: Run }) {
+function RunLine({ run, find }: { run: Run; find: (tag: string) => void }) {
   const budget = run.epsilon_budget;
   return (
     <tr>
@@ -126,6 +127,7 @@ function RunLine({ run }: { run: Run }) {
         <span class="sub">
           {run.aggregator.replaceAll("_", " ")} · since {day(run.created_at)}
         </span>
+        <TagList tags={run.tags} find={find} />
       </td>
       <td data-label="State">
         <span>

@@ -13,6 +13,7 @@ import { RecordChart } from "../record-chart";
 import { useRun } from "../run-data";
 import { RunHead } from "../run-head";
 import { SettingsCard } from "../settings-card";
+import { Tags } from "../tags";
 import { Waterfall } from "../waterfall";
 import { Link } from "../router";
 
@@ -26,6 +27,7 @@ export function RunPage({ name, session, server, report }: { name: string } & Sh
   return (
     <>
       <RunHead run={run} page="run" session={session} server={server} />
+      <Tags key={run.tags.join(" ")} run={run} mayAct={session.may_act} />
       <Figures detail={{ ...detail, run }} rows={rows} />
       {rows.length === 0 && (
         <Empty title={run.silos_present === 0 ? "No silo has joined yet" : "No round has ended yet"}>

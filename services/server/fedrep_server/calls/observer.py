@@ -19,6 +19,7 @@ from fedrep_server.calls import views
 from fedrep_server.calls.export import check_layout, model_file
 from fedrep_server.calls.interceptor import caller, concerns_run
 from fedrep_server.calls.servicer import collect, header_of
+from fedrep_server.calls.tags import checked_tags
 from fedrep_server.rounds.coordinator import Coordinator
 from fedrep_server.rounds.records import FLOAT_BYTES
 from fedrep_server.rounds.run_driver import RunDriver
@@ -146,6 +147,13 @@ class ObserverServicer(observer_pb2_grpc.ObserverServiceServicer):
         driver = self._run(request.name)
         await self._coordinator.amend(driver, codec.signed_run_from_wire(request.manifest), caller())
         return pb.AmendRunResponse(summary=await self._summary(driver))
+
+    async def TagRun(self, request: pb.TagRunRequest, context: Context) -> pb.TagRunResponse:
+        driver = self._run(request.name)
+        tags = checked_tags(request.tags)
+        await asyncio.to_thread(self._store.set_tags, driver.manifest.name, tags)
+        await driver.note("tags", f"tags by {caller().identity.name}: {', '.join(tags) or 'none'}")
+        return pb.TagRunResponse(summary=await self._summary(driver))
 
     async def DownloadModel(self, request: pb.DownloadModelRequest, context: Context) -> AsyncIterator[pb.DownloadModelResponse]:
         driver = self._run(request.name)

@@ -40,6 +40,7 @@ PERMISSIONS: dict[str, frozenset[Role]] = {
     OBSERVER + "ReadmitSilo": _ADMIN,
     OBSERVER + "RollBackRun": _ADMIN,
     OBSERVER + "AmendRun": _ADMIN,
+    OBSERVER + "TagRun": _ADMIN,
     OBSERVER + "DownloadModel": _READERS | _FOLLOWERS,
 }
 

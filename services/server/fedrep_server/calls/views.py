@@ -37,6 +37,7 @@ def run_summary(driver: RunDriver, stored: StoredRun, figures: RunFigures) -> pb
         drills=driver.manifest.drills,
         best_accuracy=figures.best_accuracy,
         metrics=figures.metrics,
+        tags=figures.tags,
         records=pb.RecordTotals(**{name: getattr(figures.records, name) for name in RecordFigures.__dataclass_fields__}),
     )
 

@@ -249,6 +249,7 @@ class RunFigures:
     last_event: int
     metrics: Mapping[str, float] = field(default_factory=dict)
     records: RecordFigures = RecordFigures()
+    tags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

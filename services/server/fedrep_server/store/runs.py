@@ -122,6 +122,7 @@ def figures(connection: Connection, name: str) -> RunFigures:
         last_event=run.last_event,
         metrics={} if latest is None else latest.figures or {},
         records=_records(connection, name),
+        tags=tuple(run.tags or ()),
     )
 
 

@@ -70,6 +70,10 @@ class SqlStore:
         if new:
             events.append(connection, name, new)
 
+    def set_tags(self, name: str, tags: Sequence[str]) -> None:
+        with self.database.write() as connection:
+            runs.change(connection, name, tags=sorted({clean(tag) for tag in tags}))
+
     def summary(self, name: str) -> RunFigures:
         with self.database.read() as connection:
             return runs.figures(connection, name)

@@ -71,6 +71,7 @@ runs = Table(
     _number("last_event"),
     Column("rollback", LargeBinary),
     Column("amendments", LargeBinary),
+    Column("tags", JSON),
     UniqueConstraint("hash", name="runs_hash"),
 )
 
