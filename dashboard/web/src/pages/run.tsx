@@ -76,7 +76,7 @@ function Figures({ detail, rows }: { detail: RunDetail; rows: Row[] }) {
         value={span(pace.seconds)}
         sub={rate != null && `${rate >= 10 ? count(Math.round(rate)) : rate.toFixed(1)} rounds an hour${pace.seconds_left != null ? `, ${span(pace.seconds_left)} left` : ""}`}
       />
-      <Stat label="Silos" value={`${run.silos_present} of ${run.silos_allowed}`} sub={last && `${last.survivors} in the last round`} />
+      <Stat label="Silos" value={`${run.silos_present} of ${run.silos_allowed}`} sub={last && (last.outcome === "skipped" ? "the last round was skipped" : `${last.survivors} in the last round`)} />
       <Stat
         label="Traffic, up and down"
         value={bytes(run.bytes_up + run.bytes_down)}
