@@ -66,6 +66,15 @@ class RecordTotals(Shape):
     without: int = Field(default=0, description="Silos that said that they have no guarantee; the others did not report.")
 
 
+class Waiting(Shape):
+    """Whom a run waits for."""
+
+    what: str = Field(default="", description="silos, quorum, gathering, or empty: it waits for nobody.")
+    sentence: str = Field(default="", description="Whom it waits for, and without whom it goes on; without the time left.")
+    until: float | None = Field(default=None, description="When it goes on without them; null: not before they come.")
+    standing_still: bool = Field(default=False, description="Nothing has moved for longer than it should take.")
+
+
 class Run(Shape):
     name: str
     hash: str
@@ -88,6 +97,7 @@ class Run(Shape):
     records: RecordTotals = RecordTotals()
     silos_present: int
     silos_allowed: int
+    waiting: Waiting = Waiting()
     aggregator: str
     drills: bool
     tags: list[str] = Field(default=[], description="By which people find the run.")
@@ -113,6 +123,8 @@ class Silo(Shape):
     epsilon_budget: float | None
     drill: str
     problem: str
+    reason: str = Field(default="", description="Why it is away, or takes no part in the open round.")
+    away_since: float | None = None
     given_up: int
     record_epsilon: float | None = Field(
         default=None,

@@ -11,6 +11,7 @@ from fedrep import privacy, record_privacy
 from fedrep.communication import AgainstDense
 from fedrep.wire.v1 import federation_pb2, observer_pb2
 from fedrep_dashboard import schema
+from fedrep_runtime.waiting_text import waiting_text
 
 PACE_ROUNDS = 20
 
@@ -43,6 +44,12 @@ def run_of(item: observer_pb2.RunSummary, alerts: int = 0, last_alert: str = "")
         ),
         silos_present=item.silos_present,
         silos_allowed=item.silos_allowed,
+        waiting=schema.Waiting(
+            what=item.waiting.what,
+            sentence=waiting_text(item.waiting, None),
+            until=item.waiting.until or None,
+            standing_still=item.waiting.standing_still,
+        ),
         aggregator=item.aggregator,
         drills=item.drills,
         tags=list(item.tags),
@@ -66,6 +73,8 @@ def silo_of(item: observer_pb2.SiloStatus) -> schema.Silo:
         epsilon_budget=optional(item, "epsilon_budget"),
         drill=item.drill,
         problem=item.problem,
+        reason=item.reason,
+        away_since=item.away_since or None,
         given_up=item.given_up,
         record_epsilon=optional(item, "record_epsilon"),
         record_delta=optional(item, "record_delta"),

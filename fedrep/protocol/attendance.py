@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from enum import Enum
 
 from fedrep.protocol.manifests import RosterEntry, SiloName
 
@@ -15,9 +16,32 @@ LONGEST_PENALTY = 64
 MISSES_IN_A_ROW = 3
 
 
+class Absence(Enum):
+    """Why a silo that was here is not."""
+
+    LEFT = "left"
+    LOST = "lost"
+    SILENT = "silent"
+    NOT_BACK = "not_back"
+
+    @property
+    def words(self) -> str:
+        """After the silo's name."""
+        return _WORDS[self]
+
+
+_WORDS = {
+    Absence.LEFT: "left the run",
+    Absence.LOST: "lost its connection",
+    Absence.SILENT: "said nothing for a whole round",
+    Absence.NOT_BACK: "has not come back yet",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """One silo's place between rounds. `present` falls when it stays silent for a whole round; joining again raises it."""
+    """One silo's place between rounds. `present` falls when it leaves, loses its connection or stays silent for a whole round;
+    joining again raises it. `absence` is why it fell, and means nothing while it stands."""
 
     entry: RosterEntry
     joined_in: int
@@ -25,6 +49,7 @@ class Standing:
     strikes: int = 0
     back_in_round: int = 0
     misses: int = 0
+    absence: Absence = Absence.NOT_BACK
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +63,16 @@ class Attendance:
         after = replace(before, entry=entry, joined_in=round_number, present=True)
         return replace(self, standings={**self.standings, entry.name: after})
 
-    def leave(self, name: SiloName) -> Attendance:
+    def leave(self, name: SiloName, absence: Absence = Absence.LEFT) -> Attendance:
         before = self.standings.get(name)
         if before is None:
             return self
-        return replace(self, standings={**self.standings, name: replace(before, present=False)})
+        return replace(self, standings={**self.standings, name: replace(before, present=False, absence=absence)})
+
+    def come_back(self, name: SiloName) -> Attendance:
+        """Of one whose connection was lost, and is there again: it holds the keys it joined with."""
+        before = self.standings[name]
+        return replace(self, standings={**self.standings, name: replace(before, present=True)})
 
     def exclude(self, name: SiloName) -> Attendance:
         return replace(self, excluded=self.excluded | {name})
@@ -81,7 +111,9 @@ class Attendance:
                 standing = replace(standing, strikes=0, back_in_round=0, misses=0)
             else:
                 standing = replace(standing, misses=misses if name in report.missed else standing.misses)
-            updated[name] = replace(standing, present=standing.present and (rejoined or name in report.answered))
+            if standing.present and not rejoined and name not in report.answered:
+                standing = replace(standing, present=False, absence=Absence.SILENT)
+            updated[name] = standing
         return replace(self, standings=updated)
 
 

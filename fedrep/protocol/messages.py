@@ -263,9 +263,29 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class DeadlinePassed:
-    """Time as an event: the phase's time is over."""
+    """Time as an event: the phase's time is over. `cut` if that was less time than the run's manifest grants."""
 
     phase: Phase
+    cut: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Away:
+    """This silo is waited for no longer; `why` goes on after its name. What it still sends counts like anything else.
+
+    `for_good`: it has said that it left the round, and a connection does not bring it back into it.
+    """
+
+    silo: SiloName
+    why: str
+    for_good: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Back:
+    """This silo is here again, and waited for again."""
+
+    silo: SiloName
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,4 +295,4 @@ class Aborted:
     reason: str
 
 
-Event = Proposal | Abstention | Submission | Confirmation | Reveal | DeadlinePassed | Aborted
+Event = Proposal | Abstention | Submission | Confirmation | Reveal | DeadlinePassed | Away | Back | Aborted

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedrep.protocol.manifests import SignedRoundManifest
+from fedrep.protocol.manifests import SignedRoundManifest, SiloName
 from fedrep.protocol.messages import Phase, Update
 from fedrep.protocol.round_closing import ClosedRound
 from fedrep.protocol.round_effects import Noted
@@ -112,6 +112,14 @@ class SetTimer:
 
 
 @dataclass(frozen=True, slots=True)
+class StartGrace:
+    """Hand in GraceOver with the same number when the silo had its time to come back."""
+
+    silo: SiloName
+    loss: int
+
+
+@dataclass(frozen=True, slots=True)
 class Gather:
     """Hand in RoundDue: at once, or when silos that are still away had their time to come."""
 
@@ -123,4 +131,4 @@ class Count:
     """Hand in Counted, or CountUnknown."""
 
 
-RunEffect = Save | Announced | Answered | SetTimer | Gather | Count | Noted
+RunEffect = Save | Announced | Answered | SetTimer | StartGrace | Gather | Count | Noted

@@ -28,16 +28,47 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
+class LineLost:
+    """The silo's connection broke, or ended without another in its place."""
+
+    silo: SiloName
+
+
+@dataclass(frozen=True, slots=True)
+class LineBack:
+    """A connection of the silo is there."""
+
+    silo: SiloName
+
+
+@dataclass(frozen=True, slots=True)
+class GraceOver:
+    """Of a `StartGrace`, perhaps too late to matter."""
+
+    silo: SiloName
+    loss: int
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrew:
+    """The silo asks how the open round ends: it plays no further part in it."""
+
+    silo: SiloName
+    round: int
+
+
+@dataclass(frozen=True, slots=True)
 class RoundDue:
     """The silos had their time to gather."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimedOut:
-    """A timer that was asked for has rung, perhaps too late to matter."""
+    """A timer that was asked for has rung, perhaps too late to matter. `cut` if earlier than was asked for."""
 
     round: int
     phase: Phase
+    cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +153,10 @@ RunEvent = (
     | Aborted
     | Joined
     | Left
+    | LineLost
+    | LineBack
+    | GraceOver
+    | Withdrew
     | RoundDue
     | TimedOut
     | Pause

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from fedrep.protocol.attendance import Attendance
+from fedrep.protocol.attendance import Absence, Attendance
 from fedrep.protocol.clip_range import ClipRange
 from fedrep.protocol.manifests import RunManifest, SignedRunManifest, SiloName
 from fedrep.protocol.messages import SignedRollback
@@ -69,5 +69,6 @@ class RunProgress:
 
     def after_restart(self) -> RunProgress:
         """Penalties and exclusions outlast a restart; presence does not: silos join again."""
-        absent = {name: replace(standing, present=False) for name, standing in self.attendance.standings.items()}
+        standings = self.attendance.standings.items()
+        absent = {name: replace(standing, present=False, absence=Absence.NOT_BACK) for name, standing in standings}
         return replace(self, attendance=replace(self.attendance, standings=absent), keys={}, released={})

@@ -8,7 +8,7 @@ what rests here is that one silo can spoil its own buffer and never a round.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,8 @@ from fedrep.protocol.messages import (
     Abstention,
     Assigned,
     Assignment,
+    Away,
+    Back,
     Confirmation,
     Consensus,
     DeadlinePassed,
@@ -94,6 +96,7 @@ class ServerRound:
         self._book = ShareBook(self._proposals, manifest.threshold)
         self._discarded: dict[int, str] = {}
         self._aborted = False
+        self._away: dict[SiloName, Away] = {}
 
     def receive(self, event: Event) -> list[Effect]:
         if any(isinstance(event, row.events) and row.when(self, event) for row in IGNORED):
@@ -101,11 +104,40 @@ class ServerRound:
         row = TRANSITIONS.get((self.phase, type(event)))
         if row is None:
             raise OutOfPhaseError(f"{type(event).__name__} arrived during {self.phase.name}")
-        return row.action(self, event)
+        effects = row.action(self, event)
+        if isinstance(event, Proposal | Abstention | Submission | Confirmation | Reveal):
+            self._return(event.silo)  # it was accepted: whoever speaks is here
+        return effects
 
     @property
     def proposed(self) -> frozenset[SiloName]:
         return frozenset(self._proposals)
+
+    @property
+    def abstained(self) -> frozenset[SiloName]:
+        return frozenset(self._abstentions)
+
+    @property
+    def away(self) -> Mapping[SiloName, Away]:
+        """Silos of the roster that are waited for no longer."""
+        return self._away
+
+    def waited_for(self) -> tuple[SiloName, ...]:
+        """Who could still answer in this phase, and whose answer could change anything."""
+        heard: Collection[SiloName]
+        wanted: Collection[SiloName] = self._numbers
+        match self.phase:
+            case Phase.PROPOSE:
+                heard = self._proposals.keys() | self._abstentions.keys()
+            case Phase.SUBMIT:
+                wanted, heard = self._place, self._submitted
+            case Phase.CONFIRM:
+                heard = self._confirmations
+            case Phase.REVEAL:
+                heard = self._reveals
+            case Phase.DONE:
+                return ()
+        return tuple(name for name in wanted if name not in heard and name not in self._away)
 
     def proposed_coordinates(self) -> dict[SiloName, bytes]:
         """A hash of each proposer's I_k."""
@@ -174,10 +206,33 @@ class ServerRound:
     def _unheard(self) -> list[SiloName]:
         return [name for name in self._numbers if name not in self._proposals and name not in self._abstentions]
 
-    def _fix_consensus(self) -> list[Effect]:
-        """The seats of this epoch, restricted to the proposers. Who sits with too few of them is a holder only."""
-        self._missed = frozenset(self._unheard())
-        notes: list[Effect] = [Noted("late", f"{name} did not propose in time", name) for name in sorted(self._missed)]
+    def _part(self, event: Away) -> list[Effect]:
+        check_member(event.silo, self.manifest)
+        before = self._away.get(event.silo)
+        if before is None or not before.for_good:
+            self._away[event.silo] = event
+        return []
+
+    def _take_back(self, event: Back) -> list[Effect]:
+        check_member(event.silo, self.manifest)
+        self._return(event.silo)
+        return []
+
+    def _return(self, silo: SiloName) -> None:
+        if silo in self._away and not self._away[silo].for_good:
+            del self._away[silo]
+
+    def _end_proposing(self, event: DeadlinePassed) -> list[Effect]:
+        return self._fix_consensus(spared=self.waited_for() if event.cut else ())
+
+    def _fix_consensus(self, spared: Collection[SiloName] = ()) -> list[Effect]:
+        """The seats of this epoch, restricted to the proposers. Who sits with too few of them is a holder only.
+
+        `spared` were given less time than the run grants: they are late, and it is no miss.
+        """
+        late = sorted(self._unheard())
+        self._missed = frozenset(late) - frozenset(spared)
+        notes: list[Effect] = [Noted("late", f"{name} did not propose{self._why(name, ' in time')}", name) for name in late]
         proposed = [[name for name in seat if name in self._proposals] for seat in seats(self.run, self.manifest.round)]
         openable = openable_buffers(proposed, self.run.min_survivors, self.run.byzantine)
         if not openable:
@@ -194,6 +249,9 @@ class ServerRound:
         self._coordinates = encode_coordinates(self._consensus, self.manifest.parameters)
         self._c2 = consensus_context(self.c1, self._coordinates, self._assignment)
         return [*notes, *self._start(Phase.SUBMIT)]
+
+    def _why(self, silo: SiloName, otherwise: str = "") -> str:
+        return f": it {self._away[silo].why}" if silo in self._away else otherwise
 
     def _add_submission(self, submission: Submission) -> list[Effect]:
         place = self._place.get(submission.silo)
@@ -217,7 +275,7 @@ class ServerRound:
             )
         )
         gone = [name for name in self._place if name not in self._submitted]
-        notes: list[Effect] = [Noted("dropped", f"{name} proposed but did not submit", name) for name in gone]
+        notes: list[Effect] = [Noted("dropped", f"{name} proposed but did not submit{self._why(name)}", name) for name in gone]
         return [*notes, *self._start(Phase.CONFIRM)]
 
     def _keep_confirmation(self, confirmation: Confirmation) -> list[Effect]:
@@ -375,7 +433,7 @@ class Transition:
 TRANSITIONS: dict[tuple[Phase, type[Event]], Transition] = {
     (Phase.PROPOSE, Proposal): Transition((Phase.PROPOSE, Phase.SUBMIT, Phase.DONE), ServerRound._add_proposal),
     (Phase.PROPOSE, Abstention): Transition((Phase.PROPOSE, Phase.SUBMIT, Phase.DONE), ServerRound._add_abstention),
-    (Phase.PROPOSE, DeadlinePassed): Transition((Phase.SUBMIT, Phase.DONE), lambda round, _: round._fix_consensus()),
+    (Phase.PROPOSE, DeadlinePassed): Transition((Phase.SUBMIT, Phase.DONE), ServerRound._end_proposing),
     (Phase.PROPOSE, Aborted): Transition((Phase.DONE,), ServerRound._abort),
     (Phase.SUBMIT, Submission): Transition((Phase.SUBMIT, Phase.CONFIRM), ServerRound._add_submission),
     (Phase.SUBMIT, DeadlinePassed): Transition((Phase.CONFIRM,), lambda round, _: round._fix_survivors()),
@@ -387,6 +445,11 @@ TRANSITIONS: dict[tuple[Phase, type[Event]], Transition] = {
     (Phase.REVEAL, Reveal): Transition((Phase.REVEAL, Phase.DONE), ServerRound._add_reveal),
     (Phase.REVEAL, DeadlinePassed): Transition((Phase.DONE,), lambda round, _: round._open()),
     (Phase.REVEAL, Aborted): Transition((Phase.DONE,), ServerRound._abort),
+} | {
+    # Who is away ends no phase by itself: the run says that time is over once `waited_for` is empty.
+    (phase, event): Transition((phase,), action)
+    for phase in (Phase.PROPOSE, Phase.SUBMIT, Phase.CONFIRM, Phase.REVEAL)
+    for event, action in ((Away, ServerRound._part), (Back, ServerRound._take_back))
 }
 
 
@@ -402,4 +465,5 @@ class Ignored:
 IGNORED = (
     Ignored((Proposal, Abstention, Submission, Confirmation, Reveal), ServerRound._is_resend, "sent again with the same bytes"),
     Ignored((DeadlinePassed,), ServerRound._is_late_timer, "of another phase"),
+    Ignored((Away, Back), lambda round, _: round.phase is Phase.DONE, "of a round that is over"),
 )

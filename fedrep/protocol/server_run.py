@@ -16,11 +16,14 @@ import numpy as np
 from fedrep.errors import NotFoundError, OutOfPhaseError, UnknownSiloError, WrongRoundError
 from fedrep.protocol.amendments import check_amendment
 from fedrep.protocol.announcement import Dice, announce, next_roster
+from fedrep.protocol.attendance import Absence
 from fedrep.protocol.goals import Goals
-from fedrep.protocol.manifests import RosterEntry, RoundManifest, RunManifest, SignedRoundManifest
+from fedrep.protocol.manifests import RosterEntry, RoundManifest, RunManifest, SignedRoundManifest, SiloName
 from fedrep.protocol.messages import (
     Aborted,
     Abstention,
+    Away,
+    Back,
     Confirmation,
     DeadlinePassed,
     Event,
@@ -51,14 +54,18 @@ from fedrep.protocol.run_effects import (
     RunEffect,
     Save,
     SetTimer,
+    StartGrace,
 )
 from fedrep.protocol.run_events import (
     Amend,
     Counted,
     CountUnknown,
     Exclude,
+    GraceOver,
     Joined,
     Left,
+    LineBack,
+    LineLost,
     Pause,
     Readmit,
     Restarted,
@@ -69,6 +76,7 @@ from fedrep.protocol.run_events import (
     Saved,
     Stop,
     TimedOut,
+    Withdrew,
 )
 from fedrep.protocol.run_progress import RunProgress, RunState
 from fedrep.protocol.server_round import ServerRound
@@ -103,6 +111,8 @@ class ServerRun:
         self._sign = sign
         self._goals = goals
         self._asked: tuple[Save, RunProgress] | None = None
+        self._broken: dict[SiloName, int] = {}
+        self._losses = 0
 
     @property
     def rules(self) -> RunManifest:
@@ -124,13 +134,21 @@ class ServerRun:
             case Proposal() | Abstention() | Submission() | Confirmation() | Reveal():
                 return self._deliver(event)
             case TimedOut():
-                return self._play(DeadlinePassed(event.phase)) if self.is_open(event.round) else []
+                return self._play(DeadlinePassed(event.phase, event.cut)) if self.is_open(event.round) else []
             case Aborted():
                 return self._play(event) if self.open is not None else []
             case Joined():
                 return self._join(event)
             case Left():
                 return self._leave(event)
+            case LineLost():
+                return self._lose(event.silo)
+            case LineBack():
+                return self._find_again(event.silo)
+            case GraceOver():
+                return self._give_up(event)
+            case Withdrew():
+                return self._withdraw(event)
             case RoundDue():
                 return self._open_round()
             case Pause() | Resume() | Stop():
@@ -204,12 +222,16 @@ class ServerRun:
         self.round_for(message.round)
         return self._play(message)
 
-    def _play(self, event: Event) -> list[RunEffect]:
+    def _play(self, *events: Event) -> list[RunEffect]:
+        """A phase in which nobody is waited for is over: whoever has not answered is away."""
         assert self.open is not None
-        manifest = self.open.signed.manifest
+        manifest, played = self.open.signed.manifest, self.open.machine
         timers: list[RunEffect] = []
         notes: list[Noted] = []
-        for effect in self.open.machine.receive(event):
+        effects = [effect for event in events for effect in played.receive(event)]
+        while played.phase is not Phase.DONE and not played.waited_for():
+            effects += played.receive(DeadlinePassed(played.phase))
+        for effect in effects:
             match effect:
                 case PhaseStarted(phase):
                     timers.append(self._timer(manifest, phase))
@@ -220,6 +242,29 @@ class ServerRun:
                     return self._ask(CommitRound(closed, (*notes, closed.line())))
         return [*timers, *notes]
 
+    def _follow_presence(self) -> list[RunEffect]:
+        """Who left, was excluded or lost its connection is waited for no longer, who is here again is."""
+        if self.open is None:
+            return self._gather()
+        known = self.open.machine.away
+        events: list[Event] = []
+        for name in self.open.signed.manifest.names:
+            away = self._away(name)
+            if away is not None and name not in known:
+                events.append(away)
+            elif away is None and name in known:
+                events.append(Back(name))
+        return self._play(*events) if events else []
+
+    def _away(self, silo: SiloName) -> Away | None:
+        attendance = self.progress.attendance
+        standing = attendance.standings[silo]
+        if silo in attendance.excluded:
+            return Away(silo, "was excluded")
+        if not standing.present:
+            return Away(silo, standing.absence.words)
+        return None
+
     def _timer(self, manifest: RoundManifest, phase: Phase) -> SetTimer:
         seconds: float = getattr(manifest.deadlines, phase.value)
         return SetTimer(manifest.round, phase, seconds)
@@ -228,6 +273,7 @@ class ServerRun:
         entry = event.entry
         self.check_allowed(entry.name)
         check_promise(entry, self.rules)
+        self._broken.pop(entry.name, None)
         before = self.progress
         known = before.attendance.standings.get(entry.name)
         current = self.open.number if self.open is not None else before.last_round
@@ -236,12 +282,44 @@ class ServerRun:
         if known is None or not known.present:  # a mere change of keys is no news, or joining would flood the log
             return self._ask(KeepLine(after, Noted("joined", f"{entry.name} joined", entry.name, "info")))
         self.progress = after
-        return self._gather()
+        return self._follow_presence()
+
+    def _is_present(self, silo: SiloName) -> bool:
+        standing = self.progress.attendance.standings.get(silo)
+        return standing is not None and standing.present
+
+    def _lose(self, silo: SiloName) -> list[RunEffect]:
+        """A connection may be back in a moment; only after its grace is the silo away."""
+        if not self._is_present(silo) or silo in self._broken:
+            return []
+        self._losses += 1
+        self._broken[silo] = self._losses
+        return [StartGrace(silo, self._losses)]
+
+    def _find_again(self, silo: SiloName) -> list[RunEffect]:
+        """Only of one that was lost: who left joins again, and says so itself."""
+        self._broken.pop(silo, None)
+        standing = self.progress.attendance.standings.get(silo)
+        if standing is None or standing.present or standing.absence is not Absence.LOST:
+            return []
+        after = replace(self.progress, attendance=self.progress.attendance.come_back(silo))
+        return self._ask(KeepLine(after, Noted("back", f"the connection to {silo} is back", silo, "info")))
+
+    def _give_up(self, event: GraceOver) -> list[RunEffect]:
+        if self._broken.get(event.silo) != event.loss or not self._is_present(event.silo):
+            return []
+        after = replace(self.progress, attendance=self.progress.attendance.leave(event.silo, Absence.LOST))
+        return self._ask(KeepLine(after, Noted("lost", f"the connection to {event.silo} is lost", event.silo)))
+
+    def _withdraw(self, event: Withdrew) -> list[RunEffect]:
+        if self.open is None or not self.is_open(event.round) or event.silo not in self.open.signed.manifest.names:
+            return []
+        return self._play(Away(event.silo, "left the round", for_good=True))
 
     def _leave(self, event: Left) -> list[RunEffect]:
-        """Leaving twice, or without having joined, changes nothing."""
+        """Leaving twice, or without having joined, changes nothing. One that hung up first still says so."""
         standing = self.progress.attendance.standings.get(event.silo)
-        if standing is None or not standing.present:
+        if standing is None or not (standing.present or standing.absence is Absence.LOST):
             return []
         after = replace(self.progress, attendance=self.progress.attendance.leave(event.silo))
         return self._ask(KeepLine(after, Noted("left", f"{event.silo} left the run", event.silo, "info")))
@@ -249,7 +327,7 @@ class ServerRun:
     def _open_round(self) -> list[RunEffect]:
         before = self.progress
         state = STATES.get((before.state, RoundDue))
-        number, roster = self._next_roster()
+        number, roster = self.next_roster()
         if self.open is not None or state is None:
             return []
         if before.last_round >= self.rules.rounds:
@@ -360,9 +438,10 @@ class ServerRun:
             case KeepState() if self.open is not None and self.progress.state is RunState.STOPPED:
                 return self._play(Aborted(self.progress.reason))
             case _:
-                return self._gather()
+                return self._follow_presence()
 
-    def _next_roster(self) -> tuple[int, tuple[RosterEntry, ...]]:
+    def next_roster(self) -> tuple[int, tuple[RosterEntry, ...]]:
+        """Of the next round and its number, if it were to start now; of nobody while there is no quorum."""
         now = self.progress
         return next_roster(now.attendance, now.keys, max(now.last_round, self.rules.from_round - 1), self.rules.quorum)
 
@@ -375,7 +454,7 @@ class ServerRun:
             return []
         if self.progress.last_round >= self.rules.rounds:
             return [Gather(True)]
-        _, roster = self._next_roster()
+        _, roster = self.next_roster()
         if len(roster) < self.rules.quorum:
             return []
         everyone = len(roster) == len(set(self.rules.silos) - self.progress.attendance.excluded)

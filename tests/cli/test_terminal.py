@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fedrep_cli.client import _until_asked_to_stop
+from fedrep_cli.client import AskedToStop, _until_asked_to_stop
 from fedrep_cli.client_view import render_status
 from fedrep_cli.findings import render_findings
 from fedrep_cli.loading import load_command
@@ -285,8 +285,10 @@ def test_a_silo_that_is_asked_to_stop_says_what_it_waits_for_and_obeys_the_secon
     daemon: Any = Speaking()
 
     async def scenario() -> None:
+        asked = AskedToStop()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, asked.hear)
         asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGINT)
-        await _until_asked_to_stop(daemon, 1e6, live=True)
+        await _until_asked_to_stop(daemon, 1e6, asked, live=True)
 
     asyncio.run(scenario())
     assert daemon.left

@@ -367,6 +367,7 @@ CASES: list[tuple[str, str, str, Call, Refused]] = [
         ("ReportMetrics", "reveal", REPORT),
         ("Leave", "propose", LEAVE),
         ("Abstain", "propose", ABSTAIN),
+        ("Attend", "propose", simple("Attend", "AttendRequest")),
     )
     for name, (call, expected) in table.items()
 ]

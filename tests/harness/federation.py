@@ -212,15 +212,15 @@ class Federation:
         interpreter, rounds = driver._interpreter, None if in_rounds is None else set(in_rounds)
         by_the_clock = interpreter._time_out
 
-        async def when_all_have_proposed(timer: SetTimer) -> None:
+        async def when_all_have_proposed(timer: SetTimer, cut: bool = False) -> None:
             current = driver.open
             if timer.phase is Phase.PROPOSE and current is not None:
                 missed = {self.names[silo]} if rounds is None or current.number in rounds else set()
                 wanted = set(current.signed.manifest.names) - missed
                 while current.machine.phase is timer.phase and not wanted <= current.machine.proposed:
                     await asyncio.sleep(0.02)
-                timer = replace(timer, seconds=0.0)
-            await by_the_clock(timer)
+                timer, cut = replace(timer, seconds=0.0), False
+            await by_the_clock(timer, cut)
 
         interpreter._time_out = when_all_have_proposed  # type: ignore[method-assign]
 

@@ -55,6 +55,7 @@ class LiveServer:
             "gather_seconds": 60.0,  # a limit: a round starts when everyone is there
             "wait_seconds": 5.0,
             "grace_seconds": 1.0,
+            "line_grace_seconds": 3600.0,  # tests hang up on purpose; whoever asks what follows sets it
         }
         self.settings = ServerSettings(**(given | options))
         self._borrowed = loop is not None

@@ -14,7 +14,7 @@ from fedrep.protocol.attendance import Attendance
 from fedrep.protocol.clip_range import ClipRange
 from fedrep.protocol.goals import Goals, Totals
 from fedrep.protocol.manifests import RosterEntry, RoundManifest, RunManifest, SignedRoundManifest, SiloName
-from fedrep.protocol.messages import DeadlinePassed, Event, Outcome, Phase, SignedRollback, Update, rollback_message
+from fedrep.protocol.messages import Away, Back, DeadlinePassed, Event, Outcome, Phase, SignedRollback, Update, rollback_message
 from fedrep.protocol.model_state import ServerModel, model_hash
 from fedrep.protocol.round_effects import Noted
 from fedrep.protocol.run_effects import (
@@ -31,6 +31,7 @@ from fedrep.protocol.run_effects import (
     RunEffect,
     Save,
     SetTimer,
+    StartGrace,
 )
 from fedrep.protocol.run_events import Counted, Joined, Restarted, RollBack, RoundDue, RunEvent, Saved, TimedOut
 from fedrep.protocol.run_progress import RunProgress, RunState
@@ -151,6 +152,8 @@ class Interpreter:
     asked: list[Save] = field(default_factory=list)
     gathered: list[bool] = field(default_factory=list)
     timers: list[SetTimer] = field(default_factory=list)
+    graces: list[StartGrace] = field(default_factory=list)
+    notes: list[Noted] = field(default_factory=list)
 
     def tell(self, event: RunEvent) -> None:
         self._carry_out(self.machine.receive(event))
@@ -168,12 +171,14 @@ class Interpreter:
                     self.hear(effect)
                 case SetTimer():
                     self.timers.append(effect)
+                case StartGrace():
+                    self.graces.append(effect)
                 case Gather():
                     self.gathered.append(effect.at_once)
                 case Count():
                     self.tell(Counted(self.disk.totals()))
                 case Noted():
-                    pass
+                    self.notes.append(effect)
                 case _:
                     self.save(effect)
 
@@ -197,7 +202,9 @@ class Routed:
 
     def receive(self, event: Event) -> list[Any]:
         if isinstance(event, DeadlinePassed):
-            self._interpreter.tell(TimedOut(self._played.manifest.round, event.phase))
+            self._interpreter.tell(TimedOut(self._played.manifest.round, event.phase, event.cut))
+        elif isinstance(event, Away | Back):
+            raise AssertionError("the run itself says who is away")
         else:
             self._interpreter.tell(event)
         return []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from docs.tools.state_diagram import PAGE, PARTS, marks, page_with_parts
-from fedrep.protocol.messages import Event, Phase
+from fedrep.protocol.messages import Away, Back, Event, Phase
 from fedrep.protocol.round_effects import Effect
 from fedrep.protocol.server_round import TRANSITIONS, ServerRound
 from tests.protocol.federation import Federation
@@ -24,8 +24,11 @@ def play_every_way(federation: Federation) -> None:
     federation.play()
     federation.open_round()
     federation.deadline()
+    name = federation.members[0].name
     for phase in (Phase.PROPOSE, Phase.SUBMIT, Phase.CONFIRM, Phase.REVEAL):
-        federation.until(phase).receive(abort())
+        played = federation.until(phase)
+        for event in (Away(name, "left"), Back(name), abort()):
+            played.receive(event)
     federation.open_round()
     for silo in federation.members[:-1]:
         federation.propose(silo)

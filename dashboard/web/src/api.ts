@@ -26,6 +26,13 @@ export interface RecordTotals {
   without: number;
 }
 
+export interface Waiting {
+  what: string;
+  sentence: string;
+  until: number | null;
+  standing_still: boolean;
+}
+
 export interface Run {
   name: string;
   state: string;
@@ -47,6 +54,7 @@ export interface Run {
   records: RecordTotals;
   silos_present: number;
   silos_allowed: number;
+  waiting: Waiting;
   aggregator: string;
   drills: boolean;
   tags: string[];
@@ -238,6 +246,8 @@ export interface Silo {
   epsilon_budget: number | null;
   drill: string;
   problem: string;
+  reason: string;
+  away_since: number | null;
   given_up: number;
   record_epsilon: number | null;
   record_delta: number | null;

@@ -50,6 +50,14 @@ export const recordEpsilon = (known: number | null, none: boolean): string =>
 
 export const delta = (x: number | null | undefined): string => (x == null ? NONE : x < 1e-3 ? x.toExponential() : String(x));
 
+// The time that is left: 9:18, or 1:02:03.
+export function countdown(s: number): string {
+  const whole = Math.max(0, Math.floor(s));
+  const two = (n: number) => String(n).padStart(2, "0");
+  const minutes = Math.floor(whole / 60);
+  return minutes < 60 ? `${minutes}:${two(whole % 60)}` : `${Math.floor(minutes / 60)}:${two(minutes % 60)}:${two(whole % 60)}`;
+}
+
 export function seconds(s: number | null | undefined): string {
   if (s == null) return NONE;
   if (s < 1) return `${Math.round(s * 1000)} ms`;

@@ -1,7 +1,8 @@
 // Small pieces that every page uses.
 import { type ComponentChildren, toChildArray } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
-import { words } from "./format";
+import type { Run, Waiting } from "./api";
+import { countdown, words } from "./format";
 
 const STATE_MARK: Record<string, string> = {
   running: "▶",
@@ -14,6 +15,8 @@ const STATE_MARK: Record<string, string> = {
   sitting_out: "◐",
   excluded: "⊘",
   left: "↩",
+  lost: "✕",
+  standing_still: "…",
 };
 
 const STATE_TONE: Record<string, string> = {
@@ -23,6 +26,8 @@ const STATE_TONE: Record<string, string> = {
   waiting: "plain",
   absent: "plain",
   left: "plain",
+  lost: "warn",
+  standing_still: "warn",
   paused: "warn",
   sitting_out: "warn",
   stopped: "bad",
@@ -36,6 +41,24 @@ export function State({ state }: { state: string }) {
       {words(state)}
     </span>
   );
+}
+
+// Not green while nothing moves.
+export function RunState({ run }: { run: Run }) {
+  return <State state={run.waiting.standing_still ? "standing_still" : run.state} />;
+}
+
+// Whom the run waits for; the time that is left is counted down here.
+export function WaitingFor({ waiting }: { waiting: Waiting }) {
+  const [now, tick] = useState(Date.now() / 1000);
+  useEffect(() => {
+    const timer = setInterval(() => tick(Date.now() / 1000), 1000);
+    return () => clearInterval(timer);
+  }, []);
+  if (!waiting.sentence) return null;
+  const [first, ...rest] = waiting.sentence.split("; ");
+  const left = waiting.until != null ? `, ${countdown(waiting.until - now)} left` : "";
+  return <span>{[`${first}${left}`, ...rest].join("; ")}</span>;
 }
 
 interface CardProps {

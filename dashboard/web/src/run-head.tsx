@@ -3,7 +3,7 @@ import { useState } from "preact/hooks";
 import { type Run, call } from "./api";
 import type { Shared } from "./app";
 import { Orders } from "./orders";
-import { Ask, State } from "./parts";
+import { Ask, RunState, WaitingFor } from "./parts";
 import { Link } from "./router";
 
 interface Action {
@@ -41,7 +41,7 @@ export function RunHead({ run, page, session, server }: HeadProps) {
     <>
       <div class="page-head">
         <h1>{run.name}</h1>
-        <State state={run.state} />
+        <RunState run={run} />
         {run.drills && <span class="tag">drills allowed</span>}
         {run.state_reason && <span class="sub">{run.state_reason}</span>}
         {session.role === "admin" && (offered.length > 0 || session.may_create) && (
@@ -74,6 +74,11 @@ export function RunHead({ run, page, session, server }: HeadProps) {
         </Link>
         <Link to={`/compare?run=${run.name}`}>Compare</Link>
       </nav>
+      {run.waiting.standing_still && (
+        <p class="standing-still" role="status">
+          <WaitingFor waiting={run.waiting} />
+        </p>
+      )}
       {problem && (
         <p class="problem" role="alert">
           {problem}

@@ -690,6 +690,16 @@ class LeaveResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class AttendRequest(_message.Message):
+    __slots__ = ("run",)
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    run: bytes
+    def __init__(self, run: _Optional[bytes] = ...) -> None: ...
+
+class AttendResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class PlayRequest(_message.Message):
     __slots__ = ("call", "method", "message", "last", "cancelled")
     CALL_FIELD_NUMBER: _ClassVar[int]

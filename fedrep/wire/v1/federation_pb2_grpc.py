@@ -106,6 +106,11 @@ class FederationServiceStub:
                 request_serializer=fedrep_dot_wire_dot_v1_dot_federation__pb2.LeaveRequest.SerializeToString,
                 response_deserializer=fedrep_dot_wire_dot_v1_dot_federation__pb2.LeaveResponse.FromString,
                 _registered_method=True)
+        self.Attend = channel.unary_unary(
+                '/fedrep.wire.v1.FederationService/Attend',
+                request_serializer=fedrep_dot_wire_dot_v1_dot_federation__pb2.AttendRequest.SerializeToString,
+                response_deserializer=fedrep_dot_wire_dot_v1_dot_federation__pb2.AttendResponse.FromString,
+                _registered_method=True)
         self.Play = channel.stream_stream(
                 '/fedrep.wire.v1.FederationService/Play',
                 request_serializer=fedrep_dot_wire_dot_v1_dot_federation__pb2.PlayRequest.SerializeToString,
@@ -216,6 +221,14 @@ class FederationServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Attend(self, request, context):
+        """Held open by a silo that has joined, training or not, and called again when it is answered: when it breaks, the server
+        knows that the silo is gone.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Play(self, request_iterator, context):
         """Carries calls of the methods above over one stream, with the same messages and under the same rules.
         """
@@ -295,6 +308,11 @@ def add_FederationServiceServicer_to_server(servicer, server):
                     servicer.Leave,
                     request_deserializer=fedrep_dot_wire_dot_v1_dot_federation__pb2.LeaveRequest.FromString,
                     response_serializer=fedrep_dot_wire_dot_v1_dot_federation__pb2.LeaveResponse.SerializeToString,
+            ),
+            'Attend': grpc.unary_unary_rpc_method_handler(
+                    servicer.Attend,
+                    request_deserializer=fedrep_dot_wire_dot_v1_dot_federation__pb2.AttendRequest.FromString,
+                    response_serializer=fedrep_dot_wire_dot_v1_dot_federation__pb2.AttendResponse.SerializeToString,
             ),
             'Play': grpc.stream_stream_rpc_method_handler(
                     servicer.Play,
@@ -682,6 +700,33 @@ class FederationService:
             '/fedrep.wire.v1.FederationService/Leave',
             fedrep_dot_wire_dot_v1_dot_federation__pb2.LeaveRequest.SerializeToString,
             fedrep_dot_wire_dot_v1_dot_federation__pb2.LeaveResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Attend(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fedrep.wire.v1.FederationService/Attend',
+            fedrep_dot_wire_dot_v1_dot_federation__pb2.AttendRequest.SerializeToString,
+            fedrep_dot_wire_dot_v1_dot_federation__pb2.AttendResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RunSummary(_message.Message):
-    __slots__ = ("name", "run", "state", "state_reason", "created_at", "round", "rounds_planned", "rounds_applied", "rounds_skipped", "model_version", "accuracy", "loss", "bytes_up", "bytes_down", "epsilon_total", "epsilon_budget", "silos_present", "silos_allowed", "aggregator", "drills", "best_accuracy", "records", "metrics", "tags")
+    __slots__ = ("name", "run", "state", "state_reason", "created_at", "round", "rounds_planned", "rounds_applied", "rounds_skipped", "model_version", "accuracy", "loss", "bytes_up", "bytes_down", "epsilon_total", "epsilon_budget", "silos_present", "silos_allowed", "aggregator", "drills", "best_accuracy", "records", "waiting", "metrics", "tags")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -38,6 +38,7 @@ class RunSummary(_message.Message):
     DRILLS_FIELD_NUMBER: _ClassVar[int]
     BEST_ACCURACY_FIELD_NUMBER: _ClassVar[int]
     RECORDS_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
     TAGS_FIELD_NUMBER: _ClassVar[int]
     name: str
@@ -62,9 +63,40 @@ class RunSummary(_message.Message):
     drills: bool
     best_accuracy: float
     records: RecordTotals
+    waiting: Waiting
     metrics: _containers.ScalarMap[str, float]
     tags: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, name: _Optional[str] = ..., run: _Optional[bytes] = ..., state: _Optional[str] = ..., state_reason: _Optional[str] = ..., created_at: _Optional[float] = ..., round: _Optional[int] = ..., rounds_planned: _Optional[int] = ..., rounds_applied: _Optional[int] = ..., rounds_skipped: _Optional[int] = ..., model_version: _Optional[int] = ..., accuracy: _Optional[float] = ..., loss: _Optional[float] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., epsilon_total: _Optional[float] = ..., epsilon_budget: _Optional[float] = ..., silos_present: _Optional[int] = ..., silos_allowed: _Optional[int] = ..., aggregator: _Optional[str] = ..., drills: _Optional[bool] = ..., best_accuracy: _Optional[float] = ..., records: _Optional[_Union[RecordTotals, _Mapping]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., tags: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., run: _Optional[bytes] = ..., state: _Optional[str] = ..., state_reason: _Optional[str] = ..., created_at: _Optional[float] = ..., round: _Optional[int] = ..., rounds_planned: _Optional[int] = ..., rounds_applied: _Optional[int] = ..., rounds_skipped: _Optional[int] = ..., model_version: _Optional[int] = ..., accuracy: _Optional[float] = ..., loss: _Optional[float] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., epsilon_total: _Optional[float] = ..., epsilon_budget: _Optional[float] = ..., silos_present: _Optional[int] = ..., silos_allowed: _Optional[int] = ..., aggregator: _Optional[str] = ..., drills: _Optional[bool] = ..., best_accuracy: _Optional[float] = ..., records: _Optional[_Union[RecordTotals, _Mapping]] = ..., waiting: _Optional[_Union[Waiting, _Mapping]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., tags: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Waiting(_message.Message):
+    __slots__ = ("what", "silos", "without", "until", "since", "present", "quorum", "standing_still")
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    SILOS_FIELD_NUMBER: _ClassVar[int]
+    WITHOUT_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    PRESENT_FIELD_NUMBER: _ClassVar[int]
+    QUORUM_FIELD_NUMBER: _ClassVar[int]
+    STANDING_STILL_FIELD_NUMBER: _ClassVar[int]
+    what: str
+    silos: _containers.RepeatedCompositeFieldContainer[WaitedSilo]
+    without: _containers.RepeatedCompositeFieldContainer[WaitedSilo]
+    until: float
+    since: float
+    present: int
+    quorum: int
+    standing_still: bool
+    def __init__(self, what: _Optional[str] = ..., silos: _Optional[_Iterable[_Union[WaitedSilo, _Mapping]]] = ..., without: _Optional[_Iterable[_Union[WaitedSilo, _Mapping]]] = ..., until: _Optional[float] = ..., since: _Optional[float] = ..., present: _Optional[int] = ..., quorum: _Optional[int] = ..., standing_still: _Optional[bool] = ...) -> None: ...
+
+class WaitedSilo(_message.Message):
+    __slots__ = ("name", "reason", "since")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    reason: str
+    since: float
+    def __init__(self, name: _Optional[str] = ..., reason: _Optional[str] = ..., since: _Optional[float] = ...) -> None: ...
 
 class RecordTotals(_message.Message):
     __slots__ = ("epsilon", "delta", "reporting", "without")
@@ -79,7 +111,7 @@ class RecordTotals(_message.Message):
     def __init__(self, epsilon: _Optional[float] = ..., delta: _Optional[float] = ..., reporting: _Optional[int] = ..., without: _Optional[int] = ...) -> None: ...
 
 class SiloStatus(_message.Message):
-    __slots__ = ("name", "state", "last_seen", "software_version", "bytes_up", "bytes_down", "certificate_expires", "strikes", "back_in_round", "epsilon_total", "epsilon_budget", "drill", "problem", "given_up", "record_epsilon", "record_delta", "record_budget", "record_none")
+    __slots__ = ("name", "state", "last_seen", "software_version", "bytes_up", "bytes_down", "certificate_expires", "strikes", "back_in_round", "epsilon_total", "epsilon_budget", "drill", "problem", "given_up", "record_epsilon", "record_delta", "record_budget", "record_none", "reason", "away_since")
     NAME_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     LAST_SEEN_FIELD_NUMBER: _ClassVar[int]
@@ -98,6 +130,8 @@ class SiloStatus(_message.Message):
     RECORD_DELTA_FIELD_NUMBER: _ClassVar[int]
     RECORD_BUDGET_FIELD_NUMBER: _ClassVar[int]
     RECORD_NONE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    AWAY_SINCE_FIELD_NUMBER: _ClassVar[int]
     name: str
     state: str
     last_seen: float
@@ -116,7 +150,9 @@ class SiloStatus(_message.Message):
     record_delta: float
     record_budget: float
     record_none: bool
-    def __init__(self, name: _Optional[str] = ..., state: _Optional[str] = ..., last_seen: _Optional[float] = ..., software_version: _Optional[str] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., certificate_expires: _Optional[float] = ..., strikes: _Optional[int] = ..., back_in_round: _Optional[int] = ..., epsilon_total: _Optional[float] = ..., epsilon_budget: _Optional[float] = ..., drill: _Optional[str] = ..., problem: _Optional[str] = ..., given_up: _Optional[int] = ..., record_epsilon: _Optional[float] = ..., record_delta: _Optional[float] = ..., record_budget: _Optional[float] = ..., record_none: _Optional[bool] = ...) -> None: ...
+    reason: str
+    away_since: float
+    def __init__(self, name: _Optional[str] = ..., state: _Optional[str] = ..., last_seen: _Optional[float] = ..., software_version: _Optional[str] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., certificate_expires: _Optional[float] = ..., strikes: _Optional[int] = ..., back_in_round: _Optional[int] = ..., epsilon_total: _Optional[float] = ..., epsilon_budget: _Optional[float] = ..., drill: _Optional[str] = ..., problem: _Optional[str] = ..., given_up: _Optional[int] = ..., record_epsilon: _Optional[float] = ..., record_delta: _Optional[float] = ..., record_budget: _Optional[float] = ..., record_none: _Optional[bool] = ..., reason: _Optional[str] = ..., away_since: _Optional[float] = ...) -> None: ...
 
 class BufferRound(_message.Message):
     __slots__ = ("number", "members", "survivors", "opened", "discarded", "distance", "weight")

@@ -34,6 +34,7 @@ from fedrep_runtime.proxy import take_capitals
 from fedrep_runtime.run_config import RunConfig, sign_run
 from fedrep_runtime.run_orders import ORDER_TRIES, OVERTAKEN, Signer, amend_request, rollback_request
 from fedrep_runtime.settings import load_settings
+from fedrep_runtime.waiting_text import moment, waiting_text
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -138,7 +139,8 @@ def show(name: Name, server: Server = None, identity: Identity = FOLDER, as_json
     with connected(server, identity) as (client, _):
         run = client.call("GetRun", pb.GetRunRequest(name=name))
         rounds = client.rounds(name)
-    emit(_plain(run) | reckoned(run, rounds), as_json, _run_table)
+    told = {"waiting_for": waiting_text(run.summary.waiting, time.time())}
+    emit(_plain(run) | reckoned(run, rounds) | told, as_json, _run_table)
 
 
 @app.command()
@@ -152,6 +154,8 @@ def watch(
     """Events of a run as they happen, until Ctrl-C; with --json one object per line. A server that restarts is waited for."""
     position, away = after, False
     with connected(server, identity) as (client, _):
+        if not as_json:
+            _say_now(client, name)
         while True:
             try:
                 for response in client.watch(name, position):
@@ -165,6 +169,13 @@ def watch(
                     complain("fedrep run", f"the server is away; events after {position} follow when it is back")
                 away = True
             time.sleep(AWAY_SECONDS)
+
+
+def _say_now(client: ObserverClient, name: str) -> None:
+    """Events tell what happened; a run that stands still has none to tell."""
+    text = waiting_text(client.call("GetRun", pb.GetRunRequest(name=name)).summary.waiting, time.time())
+    if text:
+        complain("fedrep run", f"{name} is {text}")
 
 
 def _event_text(event: Any) -> str:
@@ -210,7 +221,7 @@ def readmit(name: Name, silo: Silo, server: Server = None, identity: Identity = 
 def tag(
     name: Name,
     tags: Annotated[list[str] | None, typer.Argument(help="All tags from now on; none takes them away.")] = None,
-    server: Server = LOCAL,
+    server: Server = None,
     identity: Identity = FOLDER,
     as_json: Json = False,
 ) -> None:
@@ -381,14 +392,21 @@ def _run_table(run: Any) -> Any:
             shown(silo.get("epsilon_total")),
             _record_epsilon(silo),
         )
-    problems = [Text(f"{silo['name']}: {silo['problem']}") for silo in run["silos"] if silo["problem"]]
+    told = {silo["name"]: _why_away(silo) or silo["problem"] for silo in run["silos"]}
+    problems = [Text(f"{name}: {why}") for name, why in told.items() if why]
     kept = ", ".join(f"{m['version']}{' (best)' if m['best'] else ''}" for m in run["models"])
     figures = ", ".join(f"{name} {value:.4f}" for name, value in run["summary"].get("metrics", {}).items())
+    now = [Text(f"Now: {run['waiting_for']}.")] if run.get("waiting_for") else []
     lines = [*([f"Latest figures of the evaluator: {figures}"] if figures else []), f"Kept models: {kept}"]
     covers = Text(f"epsilon covers {COVERS}.\nrecord epsilon, as each silo says, covers {RECORD_COVERS}.")
     return Group(
-        _runs_table({"runs": [run["summary"]]}), "", silos, *problems, "", covers, *lines, *map(Text, reckoned_lines(run))
+        _runs_table({"runs": [run["summary"]]}), "", silos, *problems, "", *now, covers, *lines, *map(Text, reckoned_lines(run))
     )
+
+
+def _why_away(silo: Any) -> str:
+    since = f" since {moment(silo['away_since'], time.time())}" if silo.get("away_since") else ""
+    return f"{silo['reason']}{since}" if silo.get("reason") else ""
 
 
 def _short(value: float) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 import numpy as np
+import structlog
 
 from fedrep.errors import FedrepError, SaidByPeer
 from fedrep.protocol.manifests import SiloName
@@ -22,6 +23,7 @@ from fedrep.protocol.silo_effects import (
     Ask,
     Effect,
     Event,
+    HasJoined,
     LineLost,
     Moment,
     Refusal,
@@ -51,6 +53,10 @@ from fedrep_silo.training import Training
 from fedrep_silo.trust import FederationTrust
 from fedrep_trainers.trainer import Trainer
 
+log = structlog.get_logger(__name__)
+
+BETWEEN_CALLS = 0.05
+
 
 class SiloDaemon:
     """One silo in one run. The caller holds the state folder's lock."""
@@ -79,6 +85,7 @@ class SiloDaemon:
         )
         self._events: asyncio.Queue[Event | FedrepError] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._attending = False
 
     def _machine(self, settings: SiloSettings, credentials: Credentials, trust: TrustStore, trainer: Trainer) -> SiloMachine:
         privacy = settings.privacy
@@ -153,6 +160,9 @@ class SiloDaemon:
             case Wait():
                 self._begin(self._wait(effect))
             case Report(news):
+                if isinstance(news, HasJoined) and not self._attending:
+                    self._attending = True
+                    self._begin(self._attend())
                 await self.reports.tell(news)
 
     async def _stop(self, stop: Stop) -> None:
@@ -174,6 +184,19 @@ class SiloDaemon:
         except FedrepError as error:
             event = Answered(request, Refusal(error, isinstance(error, SaidByPeer)))
         self._events.put_nowait(event)
+
+    async def _attend(self) -> None:
+        """One call after the other, from the first time this process joined until it ends. A server that knows no such call (an
+        older release) waits for this silo as it always did."""
+        while True:
+            try:
+                await self.connection.attend(bytes.fromhex(self.state.journal.run))
+            except ServerAwayError:
+                continue  # whatever else the silo asks decides when to give up
+            except FedrepError as error:
+                log.debug("not_attending", why=str(error))
+                return
+            await asyncio.sleep(BETWEEN_CALLS)
 
     async def _train(self, train: Train) -> None:
         self._events.put_nowait(await self._training.carry_out(train))

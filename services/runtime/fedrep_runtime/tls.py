@@ -90,8 +90,8 @@ def server_options(largest_message: int = LARGEST_MESSAGE) -> ChannelOptions:
     return [
         ("grpc.max_receive_message_length", largest_message),
         ("grpc.max_send_message_length", LARGEST_MESSAGE),
-        ("grpc.keepalive_time_ms", 60_000),
-        ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.keepalive_time_ms", 20_000),  # a cable that was pulled shows after these two, and the round goes on
+        ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
         ("grpc.http2.max_ping_strikes", 0),

@@ -58,6 +58,16 @@ class ServerSettings(Section):
         default=False, description="refuse callers while no revocation list is known, or it is older than its authority allows"
     )
     gather_seconds: float = Field(default=5.0, ge=0, description="how long a quorum waits for the other silos before a round")
+    line_grace_seconds: float = Field(
+        default=5.0, ge=0, description="how long a silo whose connection broke is waited for before a round goes on without it"
+    )
+    pace_factor: float = Field(
+        default=3.0,
+        ge=0,
+        description="a round waits for proposals this many times as long as its slowest silo lately took, and never longer than "
+        "the run's deadline; 0: always until the deadline",
+    )
+    pace_floor: float = Field(default=30.0, gt=0, description="seconds below which that never goes")
     wait_seconds: float = Field(default=50.0, gt=0, description="longest a waiting call is held before the silo asks again")
     receive_seconds: float = Field(default=120.0, gt=0, description="longest a silo's proposal or submission may take to arrive")
     calls_at_once: int = Field(default=32, ge=4, description="calls that one silo or evaluator may have open at a time")

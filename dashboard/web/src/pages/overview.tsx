@@ -4,7 +4,7 @@ import { type Run, type ServerState, get } from "../api";
 import type { Shared } from "../app";
 import { bytes, count, day, decimal, epsilon, percent, recordEpsilon } from "../format";
 import { useLive } from "../live";
-import { Command, Empty, Failure, Loading, Meter, State } from "../parts";
+import { Command, Empty, Failure, Loading, Meter, RunState, WaitingFor } from "../parts";
 import { Link } from "../router";
 import { TagList } from "../tags";
 
@@ -131,8 +131,13 @@ function RunLine({ run, find }: { run: Run; find: (tag: string) => void }) {
       </td>
       <td data-label="State">
         <span>
-          <State state={run.state} />
+          <RunState run={run} />
           {run.state_reason && <span class="sub">{run.state_reason}</span>}
+          {run.waiting.standing_still && (
+            <span class="sub">
+              <WaitingFor waiting={run.waiting} />
+            </span>
+          )}
         </span>
       </td>
       <td data-label="Rounds">

@@ -27,6 +27,7 @@ PERMISSIONS: dict[str, frozenset[Role]] = {
     FEDERATION + "GetUpdate": _FOLLOWERS,
     FEDERATION + "ReportMetrics": _FOLLOWERS,
     FEDERATION + "Leave": _FOLLOWERS,
+    FEDERATION + "Attend": _SILO,
     FEDERATION + "Play": _FOLLOWERS,
     OBSERVER + "ListRuns": _READERS,
     OBSERVER + "GetRun": _READERS,

@@ -151,6 +151,7 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         driver = self._run(request.run)
         if request.HasField("statement"):
             await self._take_statement(driver, request)
+        await self._note_withdrawal(driver, request.round)
         update = await driver.update(request.round)
         if update is None:
             raise OutOfPhaseError(f"round {request.round} is still open; ask again", reason="NOT_YET")
@@ -171,6 +172,12 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveResponse:
         await self._run(request.run).leave(_silo())
         return pb.LeaveResponse()
+
+    async def Attend(self, request: pb.AttendRequest, context: Context) -> pb.AttendResponse:
+        driver = self._run(request.run)
+        only_one_of_its_kind()
+        await driver.attend(_silo())
+        return pb.AttendResponse()
 
     async def Play(self, request_iterator: AsyncIterator[pb.PlayRequest], context: Context) -> AsyncIterator[pb.PlayResponse]:
         async for answer in Stream(self._carry, context).play(request_iterator):
@@ -221,6 +228,10 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
             created_at=stored.created_at,
             layout=driver.records.options.layout if with_layout else "",
         )
+
+    async def _note_withdrawal(self, driver: RunDriver, number: int) -> None:
+        if caller().identity.role is Role.SILO:
+            await driver.withdraw(_silo(), number)
 
     async def _take_statement(self, driver: RunDriver, request: pb.GetUpdateRequest) -> None:
         """Only the caller's own word."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
+from fedrep.protocol.attendance import Absence
+from fedrep.protocol.manifests import SiloName
 from fedrep.protocol.messages import Outcome
 from fedrep.wire.v1 import federation_pb2
 from fedrep.wire.v1 import observer_pb2 as pb
 from fedrep_server.rounds.run_driver import RunDriver
+from fedrep_server.rounds.standstill import Waiting, waiting_of, why_away
 from fedrep_server.store import ModelRow, RecordFigures, RoundView, RunFigures, SiloRow, StoredEvent, StoredRun
 
 _OUTCOMES = {Outcome.APPLIED: federation_pb2.OUTCOME_APPLIED, Outcome.SKIPPED: federation_pb2.OUTCOME_SKIPPED}
@@ -31,7 +35,7 @@ def run_summary(driver: RunDriver, stored: StoredRun, figures: RunFigures) -> pb
         bytes_down=figures.bytes_down,
         epsilon_total=figures.epsilon_total,
         epsilon_budget=figures.epsilon_budget,
-        silos_present=sum(1 for standing in driver.attendance.standings.values() if standing.present),
+        silos_present=sum(1 for name in driver.present if silo_state(driver, name) == "present"),
         silos_allowed=len(driver.manifest.silos),
         aggregator=driver.manifest.aggregator,
         drills=driver.manifest.drills,
@@ -39,6 +43,26 @@ def run_summary(driver: RunDriver, stored: StoredRun, figures: RunFigures) -> pb
         metrics=figures.metrics,
         tags=figures.tags,
         records=pb.RecordTotals(**{name: getattr(figures.records, name) for name in RecordFigures.__dataclass_fields__}),
+        waiting=waiting_message(waiting_of(driver, time.time())),
+    )
+
+
+def waiting_message(waiting: Waiting | None) -> pb.Waiting | None:
+    if waiting is None:
+        return None
+    silos, without = (
+        [pb.WaitedSilo(name=silo.name, reason=silo.reason, since=silo.since) for silo in some]
+        for some in (waiting.silos, waiting.without)
+    )
+    return pb.Waiting(
+        what=waiting.what,
+        silos=silos,
+        without=without,
+        until=waiting.until,
+        since=waiting.since,
+        present=waiting.present,
+        quorum=waiting.quorum,
+        standing_still=waiting.standing_still,
     )
 
 
@@ -54,20 +78,31 @@ def silo_statuses(driver: RunDriver, rows: Sequence[SiloRow]) -> list[pb.SiloSta
     return [_silo_status(driver, name, known.get(name)) for name in driver.manifest.silos]
 
 
-def _silo_status(driver: RunDriver, name: str, row: SiloRow | None) -> pb.SiloStatus:
-    standing = next((s for silo, s in driver.attendance.standings.items() if silo == name), None)
+def silo_state(driver: RunDriver, name: SiloName) -> str:
+    """A silo of a run that is over has gone home, unless it still holds the line."""
+    standing = driver.attendance.standings.get(name)
     if name in driver.attendance.excluded:
-        state = "excluded"
-    elif standing is None or not standing.present:
-        state = "absent" if standing is None else "left"
-    elif standing.back_in_round > driver.last_round + 1:
-        state = "sitting_out"
+        return "excluded"
+    if standing is None:
+        return "absent"
+    if driver.state.is_over and not driver.holds_line(name):
+        return "left"
+    if not standing.present:
+        return {Absence.LEFT: "left", Absence.NOT_BACK: "absent"}.get(standing.absence, "lost")
+    return "sitting_out" if standing.back_in_round > driver.last_round + 1 else "present"
+
+
+def _silo_status(driver: RunDriver, name: SiloName, row: SiloRow | None) -> pb.SiloStatus:
+    standing = driver.attendance.standings.get(name)
+    status = pb.SiloStatus(name=name, state=silo_state(driver, name), epsilon_total=0.0)
+    if driver.state.is_over:
+        status.reason = "" if status.state in ("present", "absent") else "the run is over"
     else:
-        state = "present"
-    status = pb.SiloStatus(name=name, state=state)
+        status.reason, status.away_since = why_away(driver, name), driver.notes.since(name)
     if standing is not None:
         status.strikes, status.back_in_round = standing.strikes, standing.back_in_round
     if row is not None:
+        status.ClearField("epsilon_total")  # of one that never came nothing is known, and nothing was spent
         status.MergeFrom(
             pb.SiloStatus(
                 last_seen=row.last_seen,

@@ -12,9 +12,11 @@ from fedrep.errors import FedrepError
 from fedrep.privacy import shown
 from fedrep.protocol.manifests import RunManifest, SiloName
 from fedrep.protocol.run_progress import RunState
-from fedrep_server.calls.views import smallest_budget
+from fedrep_runtime.waiting_text import waiting_text
+from fedrep_server.calls.views import smallest_budget, waiting_message
 from fedrep_server.rounds.coordinator import Coordinator
 from fedrep_server.rounds.run_driver import RunDriver
+from fedrep_server.rounds.standstill import waiting_of
 from fedrep_server.store import SiloRow
 
 log = structlog.get_logger(__name__)
@@ -43,6 +45,7 @@ class _Watch:
         self._raised: set[tuple[str, str]] = set()
         self._sent: dict[str, int] = {}
         self._away_since: dict[tuple[str, str], float] = {}
+        self._waited: dict[str, tuple[SiloName, ...]] = {}
 
     async def check(self) -> None:
         for driver in self._coordinator.drivers:
@@ -52,6 +55,7 @@ class _Watch:
                 await self._post_alerts(driver, self._settings.webhook)
 
     async def _check_run(self, driver: RunDriver) -> None:
+        await self._say_whom_it_waits_for(driver)
         quiet = time.time() - driver.last_activity
         stalled = quiet > self._settings.stalled_after
         await self._alert(driver, "stalled", stalled, f"no round has ended for {quiet:.0f} seconds")
@@ -67,6 +71,19 @@ class _Watch:
         await self._alert(driver, "epsilon_budget", near, f"epsilon {spent} of a budget of {budget} is spent")
         if driver.manifest.asks_for_promise:
             await self._check_records(driver)
+
+    async def _say_whom_it_waits_for(self, driver: RunDriver) -> None:
+        """A line in the log, once per standstill and set of silos, which also brings the news to everyone who watches."""
+        now = time.time()
+        waiting = waiting_of(driver, now)
+        still = waiting is not None and waiting.standing_still and (waiting.what == "silos" or bool(driver.present))
+        names = tuple(silo.name for silo in waiting.silos) if waiting is not None and still else ()
+        if names and names != self._waited.get(driver.manifest.name):
+            message = waiting_message(waiting)
+            assert message is not None
+            number = driver.open.number if driver.open is not None else driver.last_round
+            await driver.note("waiting", waiting_text(message, now), "", number, "warning")
+        self._waited[driver.manifest.name] = names
 
     async def _check_records(self, driver: RunDriver) -> None:
         """A silo that says itself that it broke its promise. One that says nothing, or lies, is not found here."""

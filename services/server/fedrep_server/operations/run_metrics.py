@@ -15,7 +15,9 @@ from fedrep.errors import FedrepError
 from fedrep.protocol.manifests import RunManifest
 from fedrep.protocol.run_progress import RunState
 from fedrep_identity.certificates import Credentials
+from fedrep_server.calls.views import silo_state
 from fedrep_server.rounds.coordinator import Coordinator
+from fedrep_server.rounds.standstill import waiting_of
 from fedrep_server.store import SiloRow
 
 
@@ -57,7 +59,16 @@ class RunCollector(Collector):
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
         by_run = ["run"]
         active = GaugeMetricFamily("fedrep_run_active", "1 while a run waits for silos or plays rounds", labels=by_run)
-        quiet = GaugeMetricFamily("fedrep_run_quiet_seconds", "Time since a round ended, or since the start", labels=by_run)
+        quiet = GaugeMetricFamily(
+            "fedrep_run_quiet_seconds", "Time since a round ended, the server started or the first silo came", labels=by_run
+        )
+        still = GaugeMetricFamily(
+            "fedrep_run_standing_still",
+            "1 while a run has too few silos, or waits far longer for some than for the others",
+            labels=by_run,
+        )
+        waited = GaugeMetricFamily("fedrep_silos_waited_for", "Silos that the open round waits for", labels=by_run)
+        lost = GaugeMetricFamily("fedrep_silos_lost", "Silos whose connection was lost, or that fell silent", labels=by_run)
         present = GaugeMetricFamily("fedrep_silos_present", "Silos that joined and answer", labels=by_run)
         allowed = GaugeMetricFamily("fedrep_silos_allowed", "Silos of the run, without excluded ones", labels=by_run)
         quorum = GaugeMetricFamily("fedrep_silos_quorum", "Silos a round needs", labels=by_run)
@@ -81,11 +92,14 @@ class RunCollector(Collector):
         records = RecordFamilies()
         for driver in self._coordinator.drivers:
             labels, attendance = [driver.manifest.name], driver.attendance
-            there = [name for name, standing in attendance.standings.items() if standing.present]
             active.add_metric(labels, driver.state in (RunState.WAITING, RunState.RUNNING))
             quiet.add_metric(labels, time.time() - driver.last_activity)
-            present.add_metric(labels, len(set(there) - attendance.excluded))
+            present.add_metric(labels, len(driver.present - attendance.excluded))
             allowed.add_metric(labels, len(set(driver.manifest.silos) - attendance.excluded))
+            waiting = waiting_of(driver, time.time())
+            still.add_metric(labels, waiting is not None and waiting.standing_still)
+            waited.add_metric(labels, len(waiting.silos) if waiting is not None and waiting.what == "silos" else 0)
+            lost.add_metric(labels, sum(silo_state(driver, name) == "lost" for name in driver.manifest.silos))
             quorum.add_metric(labels, driver.manifest.quorum)
             number.add_metric(labels, driver.last_round)
             version.add_metric(labels, driver.model.state.version)
@@ -98,7 +112,10 @@ class RunCollector(Collector):
                 records.add(driver.manifest, silos)
                 for silo in (row for row in silos if row.certificate_expires):
                     ends.add_metric([*labels, silo.name], silo.certificate_expires)
-        yield from (active, quiet, present, allowed, quorum, number, version, spent, rounds, ends, *records)
+        yield from (
+            *(active, quiet, still, waited, lost, present, allowed, quorum, number, version, spent, rounds, ends),
+            *records,
+        )
         yield from self._certificate()
 
     def _certificate(self) -> Iterator[GaugeMetricFamily]:

@@ -15,7 +15,7 @@ from fedrep.errors import ConflictError, CryptoError, InvalidInputError, NotFoun
 from fedrep.protocol.announcement import Dice
 from fedrep.protocol.best import Best
 from fedrep.protocol.goals import Goals
-from fedrep.protocol.manifests import SignedRunManifest, run_manifest_message
+from fedrep.protocol.manifests import SignedRunManifest, SiloName, run_manifest_message
 from fedrep.protocol.messages import SignedRollback
 from fedrep.protocol.model_state import ServerModel
 from fedrep.protocol.preflight import preflight
@@ -213,6 +213,7 @@ class Coordinator:
         await asyncio.to_thread(self.store.add_metrics, name, request.round, peer.identity.name, role, metrics)
         self._reported[reporter] = request
         if request.problem:
+            driver.notes.say(SiloName(peer.identity.name), request.round, request.problem)
             if self._is_worth_a_line(reporter, request.round):
                 text = f"{peer.identity.name}: {request.problem}"
                 await driver.note("problem", text, peer.identity.name, request.round, "warning")

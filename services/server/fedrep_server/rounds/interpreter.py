@@ -8,13 +8,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import structlog
 
 from fedrep.errors import FedrepError, StoreUnavailableError
-from fedrep.protocol.messages import Aborted, Phase
+from fedrep.protocol.manifests import SiloName
+from fedrep.protocol.messages import Aborted, Abstention, Confirmation, Phase, Proposal, Reveal, Submission
+from fedrep.protocol.pace import Pace
 from fedrep.protocol.round_closing import ClosedRound
 from fedrep.protocol.round_effects import Noted
 from fedrep.protocol.run_effects import (
@@ -31,9 +33,12 @@ from fedrep.protocol.run_effects import (
     RunEffect,
     Save,
     SetTimer,
+    StartGrace,
 )
-from fedrep.protocol.run_events import Counted, CountUnknown, RoundDue, RunEvent, Saved, TimedOut
+from fedrep.protocol.run_events import Counted, CountUnknown, GraceOver, LineLost, RoundDue, RunEvent, Saved, TimedOut
 from fedrep.protocol.server_run import ServerRun
+from fedrep_server.config import ServerSettings
+from fedrep_server.rounds.presence_notes import PresenceNotes
 from fedrep_server.rounds.records import RunRecords
 from fedrep_server.rounds.round_row import Clock, round_row
 from fedrep_server.rounds.traffic import TrafficCounter
@@ -62,10 +67,10 @@ class RoundListener(Protocol):
 
 
 class Interpreter:
-    """`gather_seconds`: how long a quorum waits for the other silos. `bell` rings whenever something has changed."""
+    """`bell` rings whenever something has changed. `phase_ends` is when the open phase's time is over."""
 
     def __init__(
-        self, machine: ServerRun, records: RunRecords, gather_seconds: float, listeners: Sequence[RoundListener]
+        self, machine: ServerRun, records: RunRecords, settings: ServerSettings, listeners: Sequence[RoundListener]
     ) -> None:
         self.machine = machine
         self.records = records
@@ -74,7 +79,14 @@ class Interpreter:
         self.bell = Bell()
         self.lock = asyncio.Lock()
         self._name = machine.rules.name
-        self._gather_seconds = gather_seconds
+        self._gather_seconds = settings.gather_seconds
+        self._grace_seconds = settings.line_grace_seconds
+        self.pace = Pace(settings.pace_factor, settings.pace_floor)
+        self.phase_ends = 0.0
+        self.last_heard = 0.0
+        self.notes = PresenceNotes()
+        self.notes.follow(machine.progress.attendance)
+        self._graces: dict[SiloName, asyncio.Task[None]] = {}
         self._listeners = listeners
         self._marks: list[float] = []
         self._timer: asyncio.Task[None] | None = None
@@ -111,7 +123,31 @@ class Interpreter:
                 log.error("round_left_open", run=self._name, problem=str(error))
 
     async def _receive(self, event: RunEvent) -> None:
-        await self._carry_out(await asyncio.to_thread(self.machine.receive, event))
+        waited_for = self._proposers_waited_for()
+        effects = await asyncio.to_thread(self.machine.receive, event)
+        if isinstance(event, Proposal):
+            self._time(waited_for & {event.silo})
+        elif isinstance(event, TimedOut):
+            self._time(waited_for)
+        if isinstance(event, Proposal | Abstention | Submission | Confirmation | Reveal):
+            self.last_heard = time.time()
+        elif isinstance(event, LineLost):
+            self.notes.line_broke(event.silo)
+        await self._carry_out(effects)
+        self.notes.follow(self.machine.progress.attendance)
+
+    @property
+    def phase_began(self) -> float:
+        return self._marks[-1] if self._marks else self.last_activity
+
+    def _proposers_waited_for(self) -> frozenset[SiloName]:
+        played = self.machine.open.machine if self.machine.open is not None else None
+        return frozenset(played.waited_for()) if played is not None and played.phase is Phase.PROPOSE else frozenset()
+
+    def _time(self, silos: frozenset[SiloName]) -> None:
+        """They have proposed now, or had not when their time was over."""
+        for silo in silos:
+            self.pace = self.pace.after(silo, time.time() - self.phase_began)
 
     async def _carry_out(self, effects: list[RunEffect]) -> None:
         for effect in effects:
@@ -125,6 +161,8 @@ class Interpreter:
                     await self._saved(effect)
                 case SetTimer():
                     self._set_timer(effect)
+                case StartGrace():
+                    self._start_grace(effect)
                 case Gather():
                     self._gather(effect.at_once)
                 case Count():
@@ -226,16 +264,44 @@ class Interpreter:
         if wanted.phase is Phase.PROPOSE:
             self._marks = []
         self._marks.append(time.time())
-        self._timer = asyncio.create_task(self._time_out(wanted))
+        given = self._paced(wanted)
+        self.phase_ends = time.time() + given.seconds
+        self._timer = asyncio.create_task(self._time_out(given, cut=given.seconds < wanted.seconds))
+
+    def _paced(self, wanted: SetTimer) -> SetTimer:
+        """Proposals are not waited for longer than the silos of this round lately took."""
+        if wanted.phase is not Phase.PROPOSE or self.machine.open is None:
+            return wanted
+        return replace(wanted, seconds=self.pace.seconds(self.machine.open.signed.manifest.names, wanted.seconds))
 
     def _disarm(self) -> None:
         if self._timer is not None and self._timer is not asyncio.current_task():
             self._timer.cancel()
 
-    async def _time_out(self, timer: SetTimer) -> None:
+    async def _time_out(self, timer: SetTimer, cut: bool = False) -> None:
         await asyncio.sleep(timer.seconds)
         async with self.lock:
-            await self._receive(TimedOut(timer.round, timer.phase))
+            await self._receive(TimedOut(timer.round, timer.phase, cut))
+
+    def _start_grace(self, wanted: StartGrace) -> None:
+        if self._stopping:
+            return  # the server itself is about to hang up
+        earlier = self._graces.pop(wanted.silo, None)
+        if earlier is not None:
+            earlier.cancel()
+        self._graces[wanted.silo] = asyncio.create_task(self._end_grace(wanted))
+
+    async def _end_grace(self, wanted: StartGrace) -> None:
+        await asyncio.sleep(self._grace_seconds)
+        pause = 0.5
+        while not self._stopping:
+            try:
+                await self.tell(GraceOver(wanted.silo, wanted.loss))
+                return
+            except FedrepError as error:  # the database is away
+                log.error("loss_not_noted", run=self._name, silo=wanted.silo, problem=str(error))
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
 
     def _gather(self, at_once: bool) -> None:
         """Silos that are here wait for the others, unless all are here or a round has just ended."""

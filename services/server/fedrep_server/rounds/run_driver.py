@@ -6,6 +6,8 @@ A waiting call costs one future. No rule of the protocol lives here.
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import structlog
@@ -38,11 +40,14 @@ from fedrep.protocol.run_events import (
     Exclude,
     Joined,
     Left,
+    LineBack,
+    LineLost,
     Pause,
     Readmit,
     Resume,
     RollBack,
     Stop,
+    Withdrew,
 )
 from fedrep.protocol.run_progress import RunState
 from fedrep.protocol.server_round import ServerRound
@@ -52,6 +57,7 @@ from fedrep.secagg.keys import VerifyKey
 from fedrep_server.config import ServerSettings
 from fedrep_server.rounds.interpreter import Interpreter, RoundListener
 from fedrep_server.rounds.model_store import StoredModel
+from fedrep_server.rounds.presence_notes import PresenceNotes
 from fedrep_server.rounds.records import RunRecords
 from fedrep_server.rounds.traffic import TrafficCounter
 
@@ -80,7 +86,10 @@ class RunDriver:
         self.machine = machine
         self.records = records
         self._wait_seconds = settings.wait_seconds
-        self._interpreter = Interpreter(machine, records, settings.gather_seconds, listeners)
+        self._interpreter = Interpreter(machine, records, settings, listeners)
+        self._first_came = 0.0
+        self._lines: Counter[SiloName] = Counter()
+        self._hanging_up: set[asyncio.Task[None]] = set()
 
     @property
     def signed(self) -> SignedRunManifest:
@@ -111,8 +120,35 @@ class RunDriver:
 
     @property
     def last_activity(self) -> float:
-        """When a round ended, or the server started."""
-        return self._interpreter.last_activity
+        """When a round ended, or the server started, or the first silo came: before that nothing could have happened."""
+        if self.state is RunState.WAITING and not self.present:
+            return time.time()
+        return max(self._interpreter.last_activity, self._first_came)
+
+    @property
+    def present(self) -> frozenset[SiloName]:
+        """Silos that joined and answer, excluded ones too."""
+        return frozenset(name for name, standing in self.attendance.standings.items() if standing.present)
+
+    def holds_line(self, name: SiloName) -> bool:
+        return self._lines[name] > 0
+
+    @property
+    def notes(self) -> PresenceNotes:
+        return self._interpreter.notes
+
+    @property
+    def phase_began(self) -> float:
+        return self._interpreter.phase_began
+
+    @property
+    def phase_ends(self) -> float:
+        return self._interpreter.phase_ends
+
+    @property
+    def last_heard(self) -> float:
+        """When a silo last said something in a round."""
+        return self._interpreter.last_heard
 
     @property
     def open(self) -> OpenedRound | None:
@@ -149,10 +185,32 @@ class RunDriver:
 
     async def join(self, entry: RosterEntry, key: VerifyKey) -> None:
         """The silo's session key was verified by the caller of this method."""
+        if not self.present:
+            self._first_came = time.time()
         await self._interpreter.tell(Joined(entry, key))
 
     async def leave(self, name: SiloName) -> None:
         await self._interpreter.tell(Left(name))
+
+    async def attend(self, name: SiloName) -> None:
+        """Held for the waiting time, or until the connection breaks: the silo counts as lost unless it soon calls again."""
+        self._lines[name] += 1
+        try:
+            await self._interpreter.tell(LineBack(name))
+            await asyncio.sleep(self._wait_seconds)
+        finally:
+            self._lines[name] -= 1
+            if not self._lines[name]:
+                task = asyncio.create_task(self._interpreter.tell(LineLost(name)))
+                self._hanging_up.add(task)
+                task.add_done_callback(self._hanging_up.discard)
+
+    async def withdraw(self, name: SiloName, round_number: int) -> None:
+        """Who asks how the open round ends, before it has answered to all of it, has left it."""
+        if self.machine.is_open(round_number) and self.open is not None:
+            played = self.open.machine
+            if played.phase is not Phase.REVEAL or name in played.waited_for():
+                await self._interpreter.tell(Withdrew(name, round_number))
 
     async def deliver(self, message: Proposal | Abstention | Submission | Confirmation | Reveal) -> None:
         """One message of a silo into the open round."""
