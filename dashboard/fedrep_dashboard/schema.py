@@ -123,8 +123,7 @@ class Silo(Shape):
     epsilon_budget: float | None
     drill: str
     problem: str
-    reason: str = Field(default="", description="Why it is away, or takes no part in the open round.")
-    away_since: float | None = None
+    reason: str = Field(default="", description="Why it is away, and since when, or why it takes no part in the open round.")
     given_up: int
     record_epsilon: float | None = Field(
         default=None,

@@ -11,7 +11,7 @@ from fedrep import privacy, record_privacy
 from fedrep.communication import AgainstDense
 from fedrep.wire.v1 import federation_pb2, observer_pb2
 from fedrep_dashboard import schema
-from fedrep_runtime.waiting_text import waiting_text
+from fedrep_runtime.waiting_text import away_text, waiting_text
 
 PACE_ROUNDS = 20
 
@@ -73,8 +73,7 @@ def silo_of(item: observer_pb2.SiloStatus) -> schema.Silo:
         epsilon_budget=optional(item, "epsilon_budget"),
         drill=item.drill,
         problem=item.problem,
-        reason=item.reason,
-        away_since=item.away_since or None,
+        reason=away_text(item.reason, item.away_since, None),
         given_up=item.given_up,
         record_epsilon=optional(item, "record_epsilon"),
         record_delta=optional(item, "record_delta"),

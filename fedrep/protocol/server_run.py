@@ -289,8 +289,8 @@ class ServerRun:
         return standing is not None and standing.present
 
     def _lose(self, silo: SiloName) -> list[RunEffect]:
-        """A connection may be back in a moment; only after its grace is the silo away."""
-        if not self._is_present(silo) or silo in self._broken:
+        """A connection may be back in a moment: only after its grace is the silo away. When a run is over, everyone goes home."""
+        if self.progress.state.is_over or not self._is_present(silo) or silo in self._broken:
             return []
         self._losses += 1
         self._broken[silo] = self._losses

@@ -146,6 +146,7 @@ def test_tables_of_runs_fit_and_cut_neither_headings_nor_figures(capsys: pytest.
     emit({"runs": [SUMMARY, SUMMARY | {"name": "x" * 63}]}, False, _runs_table)
     listed = capsys.readouterr().out
     run = {"summary": SUMMARY | {"metrics": {"auroc": 0.5}}, "silos": [SILO], "models": [{"version": 7, "best": True}]}
+    run |= {"suspicion": {"silos": [], "sentence": "", "caution": ""}, "traffic": {"sentence": "", "sent": 0, "dense": 0}}
     emit(run, False, _run_table)
     shown = capsys.readouterr().out
     for text in (listed, shown):

@@ -21,6 +21,7 @@ from fedrep.protocol.run_events import (
     LineLost,
     Readmit,
     RoundDue,
+    Stop,
     TimedOut,
     Withdrew,
 )
@@ -307,6 +308,12 @@ def test_less_time_than_the_run_grants_makes_a_silo_late_and_is_no_miss() -> Non
     assert (standing_of(run, slow).misses, standing_of(run, gone).misses) == (0, 1)
     late = [line.text for line in run.interpreter.notes if line.kind == "late"]
     assert late == [f"{slow.name} did not propose in time", f"{gone.name} did not propose: it lost its connection"]
+
+
+def test_nobody_is_lost_to_a_run_that_is_over() -> None:
+    run = seven()
+    tell(run, Stop("enough"), LineLost(run.members[0].name))
+    assert run.interpreter.graces == []
 
 
 def test_news_about_a_round_that_is_over_changes_nothing() -> None:

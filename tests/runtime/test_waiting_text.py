@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fedrep.wire.v1 import observer_pb2 as pb
-from fedrep_runtime.waiting_text import time_left, waiting_text
+from fedrep_runtime.waiting_text import away_text, time_left, waiting_text
 
 NOON = 1_800_014_400.0  # 2027-01-15 12:00 UTC
 
@@ -29,6 +29,12 @@ def test_below_the_quorum_it_says_how_many_are_here_and_who_is_missing() -> None
     assert waiting_text(waiting, NOON) == "below quorum: 2 of 3; hospital-b (left since 11:02 UTC)"
     waiting.silos[0].since = NOON - 2 * 86400
     assert waiting_text(waiting, NOON) == "below quorum: 2 of 3; hospital-b (left since 2027-01-13 12:00 UTC)"
+
+
+def test_the_time_stands_before_what_the_silo_said() -> None:
+    text = away_text("left: training failed; the silo's log says why", NOON - 3480, NOON)
+    assert text == "left since 11:02 UTC: training failed; the silo's log says why"
+    assert away_text("has not joined", 0.0, NOON) == "has not joined"
 
 
 def test_a_crowd_is_counted_and_not_listed() -> None:

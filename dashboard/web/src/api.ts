@@ -247,7 +247,6 @@ export interface Silo {
   drill: string;
   problem: string;
   reason: string;
-  away_since: number | null;
   given_up: number;
   record_epsilon: number | null;
   record_delta: number | null;

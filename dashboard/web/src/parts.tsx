@@ -49,7 +49,7 @@ export function RunState({ run }: { run: Run }) {
 }
 
 // Whom the run waits for; the time that is left is counted down here.
-export function WaitingFor({ waiting }: { waiting: Waiting }) {
+export function WaitingFor({ waiting, short }: { waiting: Waiting; short?: boolean }) {
   const [now, tick] = useState(Date.now() / 1000);
   useEffect(() => {
     const timer = setInterval(() => tick(Date.now() / 1000), 1000);
@@ -58,7 +58,7 @@ export function WaitingFor({ waiting }: { waiting: Waiting }) {
   if (!waiting.sentence) return null;
   const [first, ...rest] = waiting.sentence.split("; ");
   const left = waiting.until != null ? `, ${countdown(waiting.until - now)} left` : "";
-  return <span>{[`${first}${left}`, ...rest].join("; ")}</span>;
+  return <span>{[`${first}${left}`, ...(short ? [] : rest)].join("; ")}</span>;
 }
 
 interface CardProps {

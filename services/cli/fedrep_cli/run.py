@@ -34,7 +34,7 @@ from fedrep_runtime.proxy import take_capitals
 from fedrep_runtime.run_config import RunConfig, sign_run
 from fedrep_runtime.run_orders import ORDER_TRIES, OVERTAKEN, Signer, amend_request, rollback_request
 from fedrep_runtime.settings import load_settings
-from fedrep_runtime.waiting_text import moment, waiting_text
+from fedrep_runtime.waiting_text import away_text, waiting_text
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -392,7 +392,11 @@ def _run_table(run: Any) -> Any:
             shown(silo.get("epsilon_total")),
             _record_epsilon(silo),
         )
-    told = {silo["name"]: _why_away(silo) or silo["problem"] for silo in run["silos"]}
+    at = time.time()
+    told = {
+        silo["name"]: away_text(silo.get("reason", ""), silo.get("away_since", 0.0), at) or silo["problem"]
+        for silo in run["silos"]
+    }
     problems = [Text(f"{name}: {why}") for name, why in told.items() if why]
     kept = ", ".join(f"{m['version']}{' (best)' if m['best'] else ''}" for m in run["models"])
     figures = ", ".join(f"{name} {value:.4f}" for name, value in run["summary"].get("metrics", {}).items())
@@ -402,11 +406,6 @@ def _run_table(run: Any) -> Any:
     return Group(
         _runs_table({"runs": [run["summary"]]}), "", silos, *problems, "", *now, covers, *lines, *map(Text, reckoned_lines(run))
     )
-
-
-def _why_away(silo: Any) -> str:
-    since = f" since {moment(silo['away_since'], time.time())}" if silo.get("away_since") else ""
-    return f"{silo['reason']}{since}" if silo.get("reason") else ""
 
 
 def _short(value: float) -> str:

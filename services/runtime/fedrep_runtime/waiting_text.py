@@ -40,8 +40,13 @@ def _listed(silos: Sequence[pb.WaitedSilo], now: float | None) -> str:
 
 
 def _one(silo: pb.WaitedSilo, now: float | None) -> str:
-    since = f" since {moment(silo.since, now)}" if silo.since else ""
-    return f"{silo.name} ({silo.reason}{since})" if silo.reason else str(silo.name)
+    return f"{silo.name} ({away_text(silo.reason, silo.since, now)})" if silo.reason else str(silo.name)
+
+
+def away_text(reason: str, since: float, now: float | None) -> str:
+    """The time stands before the silo's own words: left since 11:02 UTC: training failed."""
+    what, colon, words = reason.partition(": ")
+    return f"{what} since {moment(since, now)}{colon}{words}" if since else reason
 
 
 def moment(at: float, now: float | None) -> str:

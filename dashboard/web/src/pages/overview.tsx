@@ -135,7 +135,7 @@ function RunLine({ run, find }: { run: Run; find: (tag: string) => void }) {
           {run.state_reason && <span class="sub">{run.state_reason}</span>}
           {run.waiting.standing_still && (
             <span class="sub">
-              <WaitingFor waiting={run.waiting} />
+              <WaitingFor waiting={run.waiting} short />
             </span>
           )}
         </span>

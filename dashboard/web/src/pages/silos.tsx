@@ -226,7 +226,7 @@ function notes(silo: Silo): string {
   if (silo.state === "sitting_out" && silo.back_in_round) found.push(`back in round ${silo.back_in_round}`);
   if (silo.drill) found.push(`drill: ${silo.drill}`);
   if (silo.given_up) found.push(`values of ${silo.given_up} rounds given up so far`);
-  if (silo.reason) found.push(silo.away_since ? `${silo.reason} since ${moment(silo.away_since)}` : silo.reason);
+  if (silo.reason) found.push(silo.reason);
   if (silo.problem && !silo.reason.includes(silo.problem)) found.push(silo.problem);
   return found.join("; ") || "–";
 }

@@ -48,7 +48,8 @@ class PresenceNotes:
         if standing is None:
             return "has not joined"
         if not standing.present:
-            return _REASONS[standing.absence] + self.words(name, current)
+            said = self.words(name, current) if standing.absence is Absence.LEFT else ""
+            return _REASONS[standing.absence] + said
         if standing.back_in_round > current:
             return f"sits out until round {standing.back_in_round}"
         return ""
