@@ -139,6 +139,25 @@ def test_an_upload_shows_how_far_it_is_and_can_be_stopped(chromium: Browser, ste
     page.context.close()
 
 
+def test_an_upload_that_a_proxy_or_a_lost_session_ends_says_what_to_do(
+    chromium: Browser, steered: SteeredSite, model: Path
+) -> None:
+    visitor = visit(chromium, steered.url, until="h1")
+    page = visitor.page
+    page.route("**/api/v1/models?*", lambda route: route.fulfill(status=413, body="<html>too large</html>"))
+    visitor.open("/new")
+    if page.get_by_label("a file").count():
+        page.get_by_label("a file").check()
+    page.get_by_label("Model file").set_input_files(model)
+    expect(page.get_by_role("alert")).to_contain_text("A proxy before this dashboard takes no file of that size.")
+    page.unroute("**/api/v1/models?*")
+    page.context.clear_cookies()
+    page.get_by_label("Model file").set_input_files([])
+    page.get_by_label("Model file").set_input_files(model)
+    expect(page.get_by_label("Token")).to_be_visible()
+    page.context.close()
+
+
 def test_a_run_is_cloned_with_all_its_settings(chromium: Browser, steered: SteeredSite) -> None:
     steered.server.create_run("pattern", rounds=7, reshuffle_every=3, quorum=4, initial_range=2.0)
     visitor = visit(chromium, steered.url)

@@ -80,8 +80,9 @@ export function uploadModel(file: File, progress: (share: number) => void): { an
     request.upload.onprogress = (event) => progress(event.total ? event.loaded / event.total : 0);
     request.onload = () => {
       const data = parsed(request.responseText);
+      if (request.status === 401) window.dispatchEvent(new Event("signed-out"));
       if (request.status === 200) resolve(data as unknown as Uploaded);
-      else reject(new Problem(request.status, data.reason ?? "HTTP", data.detail ?? `The dashboard answered ${request.status}.`));
+      else reject(new Problem(request.status, data.reason ?? "HTTP", data.detail ?? unexplained(request.status)));
     };
     request.onerror = () => reject(new Problem(0, "DASHBOARD_UNREACHABLE", "The upload broke off. Check that the dashboard still runs."));
     request.onabort = () => reject(new Problem(0, "STOPPED", "The upload was stopped."));
@@ -89,6 +90,12 @@ export function uploadModel(file: File, progress: (share: number) => void): { an
   });
   return { answer, stop: () => request.abort() };
 }
+
+// Not the dashboard's words, then: a proxy in front of it has limits of its own.
+const unexplained = (status: number): string =>
+  status === 413
+    ? "A proxy before this dashboard takes no file of that size. Raise its limit, or use the command line: fedrep run create."
+    : `The answer was ${status}, without a reason.`;
 
 function parsed(text: string): Record<string, string> {
   try {
