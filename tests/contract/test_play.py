@@ -74,7 +74,6 @@ def test_a_bad_call_is_refused_as_it_is_alone(
         played.append(silo.stub)
     try:
         refuses(at, call, expected)
-        assert any(stub.last for stub in played)
     finally:
         for silo, stub in zip(at.silos, before, strict=True):
             silo.stub = stub

@@ -100,7 +100,7 @@ def come_late_and_leave(server: LiveServer, run_name: str) -> None:
     play_round([*early, late], fourth, STEP)
     late.stub.Leave(pb.LeaveRequest(run=late.run))
     late.stub.Leave(pb.LeaveRequest(run=late.run))
-    play_round([*early, late], wait_for_round(server, run_name, after=4), STEP)
+    play_round(early, wait_for_round(server, run_name, after=4), STEP)
     assert [entry.name for entry in wait_for_round(server, run_name, after=5).roster] == list(SILOS[:3])
     assert kinds(server, run_name).count("left") == 1
 
