@@ -243,3 +243,19 @@ def test_a_small_demo_ends_by_itself_and_prints_one_object(tmp_path: Path) -> No
     tokens = re.findall(rf"{result['dashboard_url']}#token=(\S+)", done.stderr)
     assert len(tokens) == 2
     assert all((done.stdout + done.stderr).count(token) == 1 for token in tokens)
+
+
+def test_attackers_of_a_demo_act_together_in_a_folder_of_their_own(tmp_path: Path) -> None:
+    """A silo's log says with how many it attacked: both, unless a busy machine made one miss a round."""
+    small = ["--silos", "4", "--byzantine", "2", "--aggregator", "mean", "--attack", "minmax", "--rounds", "2"]
+    done = subprocess.run(
+        [*DEMO, *small, "--exit", "--folder", str(tmp_path / "demo")], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "2 of 4 silos attacked with minmax." in done.stdout
+    for silo, plays in {"silo-01": True, "silo-02": True, "silo-03": False, "silo-04": False}.items():
+        said = (tmp_path / "demo" / "logs" / f"demo-{silo}.log").read_text().splitlines()
+        lines = [json.loads(line) for line in said if line.startswith("{")]
+        together = [line["attackers"] for line in lines if line["event"] == "drill"]
+        assert 2 in together if plays else together == []
+    assert (tmp_path / "demo" / "attackers" / "demo").is_dir()

@@ -183,7 +183,9 @@ def _policy(settings: SiloSettings, run: RunManifest, name: str) -> Row:
         check_run(run, settings.policy.rules(None), name, RecordBooks(settings.ledger, settings.privacy).promise)
         Drill.of(settings.drill).check(run)
     except FedrepError as error:
-        return row("policy", Outcome.FAILED, str(error), "Change [policy] or [privacy], or talk to the admins of the run.")
+        return row(
+            "policy", Outcome.FAILED, str(error), "Change [policy], [privacy] or [drill], or talk to the admins of the run."
+        )
     return row("policy", Outcome.OK, "the run is within this silo's policy")
 
 

@@ -17,6 +17,9 @@ from fedrep_cli.output import JSON_HELP, emit, stay_up
 
 app = typer.Typer(add_completion=False)
 
+# Less than this between two accuracies is as likely chance.
+SEEN = 0.02
+
 
 @app.command()
 def demo(
@@ -99,11 +102,19 @@ def _summary(result: Any) -> str:
             f"One training record has cost at most epsilon {text(result['record_epsilon'])} of {result['record_budget']:g} at "
             f"delta {result['record_delta']:g}. It covers {result['record_covers']}."
         )
+    if result.get("byzantine"):
+        lines.append(f"{result['byzantine']} of {result['silos']} silos attacked with {result['attack']}.")
     if result.get("comparison"):
-        other = result["comparison"]
-        lines.append(
-            f"The same attack against the plain mean: accuracy {other['final_accuracy']:.3f}. "
-            "The dashboard's Compare page shows both."
-        )
+        lines.append(_comparison(result, result["comparison"]))
     width = shutil.get_terminal_size().columns
     return "\n" + "\n".join(textwrap.fill(line, width) for line in lines)
+
+
+def _comparison(result: Any, other: Any) -> str:
+    against = "The same attack against the plain mean" if result.get("byzantine") else "The same with the plain mean"
+    text = f"{against}: accuracy {other['final_accuracy']:.3f}. The dashboard's Compare page shows both."
+    if result.get("byzantine") and other["final_accuracy"] > result["final_accuracy"] - SEEN:
+        text += (
+            f" {result['attack']} moves the mean in every round, but so few attackers by too little to see here; foe is louder."
+        )
+    return text
