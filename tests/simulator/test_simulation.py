@@ -175,7 +175,8 @@ def test_the_attackers_know_each_others_updates_and_no_others() -> None:
         ({"byzantine": 1, "attack": "foe", "attack_options": {"z": 1}}, "no option 'z'; it has epsilon"),
         ({"byzantine": 8, "attack": "foe"}, "leave nobody honest"),
         ({"byzantine": 5, "attack": "alie"}, "honest majority"),
-        ({"byzantine": 2, "attack": "foe"}, "the run cannot work"),
+        ({"byzantine": 2, "attack": "foe"}, "the run cannot work: .* take silos = 10, or take byzantine = 1"),
+        ({"byzantine": 1, "attack": "foe", "run": RUN | {"byzantine_count": 2}}, "take silos = 10, or set byzantine_count = 1"),
     ],
 )
 def test_what_cannot_be_played_is_refused_before_the_run(wish: dict[str, Any], words: str) -> None:

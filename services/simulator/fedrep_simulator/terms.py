@@ -34,8 +34,7 @@ RUN_FILE = Path("run.toml")
 SILOS = 10
 MEAN = "mean"
 PRIVATE_EPSILON, PRIVATE_DELTA = 8.0, 1e-5
-# The command's options and the arguments in Python have the same names, and not all of them are the run file's.
-OPTIONS = {"silos": "silos =", "byzantine_count": "byzantine ="}
+ATTACKERS = "byzantine ="  # as the command's option and the argument in Python are called
 # Of the silos' policy all counts but what is about real people and real hours.
 NOT_SIMULATED = {"roster_file": None, "admins_file": None, "hours": None}
 
@@ -69,9 +68,11 @@ class Terms:
     def scene(self, layout: ModelLayout, initial: Vector) -> Scene:
         """Refused with all its problems at once if the run could not be created."""
         manifest = self._manifest(layout, initial)
-        advice = advise(manifest, OPTIONS)
+        # A number of attackers that the run file states is changed there, and not by how many attack.
+        stated = {"byzantine_count": ATTACKERS} if manifest.byzantine == self.byzantine else {}
+        advice = advise(manifest, {"silos": "silos =", **stated})
         if advice.problems:
-            raise SettingsError(f"the run cannot work: {advice.sentence}", reason="PREFLIGHT")
+            raise SettingsError(f"the run cannot work: {advice.conclusion}", reason="PREFLIGHT")
         attackers = manifest.silos[len(manifest.silos) - self.byzantine :]
         policy = self.policy.model_copy(update={**NOT_SIMULATED, **({"allow_drills": True} if attackers else {})})
         stop, budget = self.run.stop, self.trainer.privacy
