@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from fedrep.wire.v1 import observer_pb2 as pb
 from fedrep_cli.client import AskedToStop, _until_asked_to_stop
 from fedrep_cli.client_view import render_status
 from fedrep_cli.findings import render_findings
@@ -25,6 +26,7 @@ from fedrep_cli.loading import load_command
 from fedrep_cli.main import COMMANDS, main
 from fedrep_cli.output import emit, folded
 from fedrep_cli.run import _run_table, _runs_table
+from fedrep_cli.run_costs import Costs, costs_text, figures
 
 WIDTH = 80
 FEDREP = [sys.executable, "-m", "fedrep_cli.main"]
@@ -301,3 +303,25 @@ def test_json_stays_one_line_whatever_the_terminal(capsys: pytest.CaptureFixture
     out = capsys.readouterr().out
     assert out.count("\n") == 1
     json.loads(out)
+
+
+def test_a_watched_round_tells_both_epsilons_of_now_and_asks_once_for_each() -> None:
+    asked: list[str] = []
+    now = pb.RunSummary(round=3, epsilon_total=1.5, records=pb.RecordTotals(epsilon=0.25, reporting=2))
+
+    class Client:
+        def call(self, method: str, _request: Any) -> pb.GetRunResponse:
+            asked.append(method)
+            return pb.GetRunResponse(summary=now)
+
+    client: Any = Client()
+    costs = Costs(client, "first")
+    told = [costs.of(pb.Event(kind="round_applied", round=number)) for number in (1, 2, 3)]
+    assert told == [{}, {}, {"epsilon_total": 1.5, "record_epsilon": 0.25}], "totals of now say nothing of rounds before"
+    assert costs.of(pb.Event(kind="joined", round=3)) == {}
+    assert asked == ["GetRun"] * 2, "the first round of the past, and the one of now"
+    assert costs_text(told[2]) == "; epsilon so far 1.500, 0.250 of a training record"
+    now.records.without = 1
+    now.ClearField("epsilon_total")
+    assert figures(now) == {"epsilon_total": "none", "record_epsilon": "none"}
+    assert figures(pb.RunSummary(epsilon_total=2.0)) == {"epsilon_total": 2.0}, "not reported is not none"

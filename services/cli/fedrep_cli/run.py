@@ -23,6 +23,7 @@ from fedrep.wire.v1 import observer_pb2 as pb
 from fedrep_cli import model_files, plan
 from fedrep_cli.model_files import Form
 from fedrep_cli.output import JSON_HELP, complain, emit
+from fedrep_cli.run_costs import Costs, costs_text
 from fedrep_cli.run_view import lines as reckoned_lines
 from fedrep_cli.run_view import reckoned
 from fedrep_cli.settings_file import commented_toml, existing, write_new
@@ -151,16 +152,21 @@ def watch(
     after: Annotated[int, typer.Option("--after", help="Start behind this event.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Events of a run as they happen, until Ctrl-C; with --json one object per line. A server that restarts is waited for."""
+    """Events of a run as they happen, until Ctrl-C; with --json one object per line. A server that restarts is waited for.
+
+    Times are UTC. A round that was just applied tells what the run has cost so far: the epsilon of the proposals, and that of one
+    training record as the silos state it.
+    """
     position, away = after, False
     with connected(server, identity) as (client, _):
         if not as_json:
             _say_now(client, name)
+        costs = Costs(client, name)
         while True:
             try:
                 for response in client.watch(name, position):
                     position, away = response.event.position, False
-                    emit(_plain(response.event), as_json, _event_text)
+                    emit(_plain(response.event) | costs.of(response.event), as_json, _event_text)
                     sys.stdout.flush()  # a program that reads along should not wait for a full buffer
             except grpc.RpcError as error:
                 if position == after or error.code() not in AWAY:
@@ -179,7 +185,8 @@ def _say_now(client: ObserverClient, name: str) -> None:
 
 
 def _event_text(event: Any) -> str:
-    return f"{event['position']:>6}  round {event['round']:>5}  {event['severity']:<7}  {event['text']}"
+    at = time.strftime("%H:%M:%S", time.gmtime(event["at"]))
+    return f"{event['position']:>6}  {at}  round {event['round']:>5}  {event['severity']:<7}  {event['text']}{costs_text(event)}"
 
 
 @app.command()
