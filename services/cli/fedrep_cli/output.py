@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 NARROWEST = 40
-COMMANDS = ("  fedrep ", "  kubectl ")
+_COMMAND = re.compile(r" *(?:[A-Z_]+=\S+ )*(?:fedrep|kubectl|cp) ")
 _HEAD = re.compile(r" *(?:- |\S+ {2,}|(?=\S))")
 JSON_HELP = "Print the result as one JSON object."
 
@@ -59,7 +59,7 @@ def folded(text: str, width: int) -> str:
     """Under the beginning of what a line says, behind its indentation, dash or heading. Commands stay whole, to be copied."""
     lines: list[str] = []
     for line in text.splitlines():
-        if len(line) <= width or line.startswith(COMMANDS):
+        if len(line) <= width or _COMMAND.match(line):
             lines.append(line)
             continue
         found = _HEAD.match(line)
