@@ -16,9 +16,9 @@ import math
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedrep.protocol.seats import epoch_of
 
@@ -63,6 +63,9 @@ class Standing:
         return self.chance <= FALSE_ALARM
 
 
+Judged = tuple[SeatedRound, dict[int, bool]]  # whether each buffer that could be judged was suspected
+
+
 def far_away(distances: Mapping[int, float | None]) -> frozenset[int]:
     """The suspected among one round's buffers, by number."""
     known = [distance for distance in distances.values() if distance is not None]
@@ -72,22 +75,49 @@ def far_away(distances: Mapping[int, float | None]) -> frozenset[int]:
     return frozenset(number for number, distance in distances.items() if distance is not None and distance > limit)
 
 
-def standings(rounds: Iterable[SeatedRound], reshuffle_every: int, over: bool) -> list[Standing]:
-    """Rounds in ascending order; the most suspicious silo first. Unless the run is `over`, its last epoch is still open."""
-    judged = [(item, marks) for item in rounds if (marks := _marks(item))]
-    told: dict[str, list[bool]] = {}
-    for item, marks in judged:
+class Tally:
+    """What the rounds so far tell, kept so that a further one costs little. Rounds come in ascending order."""
+
+    def __init__(self, reshuffle_every: int) -> None:
+        self._every = reshuffle_every
+        self._told: dict[str, list[int]] = {}  # by silo: suspected, judged
+        self._epoch: list[Judged] = []  # the open one
+        self._ratios = _Ratios()
+
+    def add(self, item: SeatedRound) -> None:
+        marks = _marks(item)
+        if not marks:
+            return
+        if self._epoch and epoch_of(self._epoch[-1][0].number, self._every) != epoch_of(item.number, self._every):
+            self._ratios.take(dict(_shares(self._epoch)))
+            self._epoch = []
+        self._epoch.append((item, marks))
         for seat in item.seats:
             if seat.number in marks:
                 for silo in seat.members:
-                    told.setdefault(silo, []).append(marks[seat.number])
-    epochs = [list(group) for _, group in groupby(judged, key=lambda pair: epoch_of(pair[0].number, reshuffle_every))]
-    ratios = _ratios([dict(_shares(epoch)) for epoch in (epochs if over else epochs[:-1])], sorted(told))
-    found = [
-        Standing(silo, sum(marks), len(marks), ratios[silo], min(1.0, len(told) * 10 ** -min(ratios[silo], 300.0)))
-        for silo, marks in told.items()
-    ]
-    return sorted(found, key=lambda one: (-one.ratio, -one.suspected, one.silo))
+                    counts = self._told.setdefault(silo, [0, 0])
+                    counts[0] += marks[seat.number]
+                    counts[1] += 1
+
+    def standings(self, over: bool) -> list[Standing]:
+        """The most suspicious silo first. Unless the run is `over`, its last epoch is still open."""
+        ratios = self._ratios
+        if over and self._epoch:
+            ratios = ratios.copy()
+            ratios.take(dict(_shares(self._epoch)))
+        found = []
+        for silo, (suspected, judged) in self._told.items():
+            ratio = ratios.of(silo)
+            found.append(Standing(silo, suspected, judged, ratio, min(1.0, len(self._told) * 10 ** -min(ratio, 300.0))))
+        return sorted(found, key=lambda one: (-one.ratio, -one.suspected, one.silo))
+
+
+def standings(rounds: Iterable[SeatedRound], reshuffle_every: int, over: bool) -> list[Standing]:
+    """Of all rounds at once."""
+    tally = Tally(reshuffle_every)
+    for item in rounds:
+        tally.add(item)
+    return tally.standings(over)
 
 
 def sentence(found: Sequence[Standing]) -> str:
@@ -114,7 +144,7 @@ def _marks(item: SeatedRound) -> dict[int, bool]:
     return {number: number in far for number in distances}
 
 
-def _shares(epoch: Sequence[tuple[SeatedRound, dict[int, bool]]]) -> Iterator[tuple[str, tuple[float, float]]]:
+def _shares(epoch: Sequence[Judged]) -> Iterator[tuple[str, tuple[float, float]]]:
     """For every silo: the share of its rounds in which its buffer was suspected, and that of an average seat in these rounds."""
     members: dict[int, set[str]] = {}
     for item, marks in epoch:
@@ -136,15 +166,37 @@ def _mean(marks: Sequence[bool]) -> float | None:
     return sum(marks) / len(marks) if marks else None
 
 
-def _ratios(epochs: Sequence[Mapping[str, tuple[float, float]]], silos: Sequence[str]) -> dict[str, float]:
-    """log10 of the mixture: over p evenly, over the epoch k of the beginning by weights 1 / (k (k + 1)), the rest for "never"."""
-    begun = np.full((len(silos), _CAUSED.size), -math.inf)
-    for k, shares in enumerate(epochs, start=1):
-        share, average = (np.array([shares.get(silo, (0.0, 0.0))[i] for silo in silos])[:, None] for i in (0, 1))
-        tells = (average > 0) & (average < 1)
-        usual = np.where(tells, average, 0.5)
-        factor = share * (1 + _CAUSED * (1 - usual) / usual) + (1 - share) * (1 - _CAUSED)
-        begun = np.logaddexp(begun, -math.log(k * (k + 1))) + np.where(tells, np.log(factor), 0.0)
-    mixed = np.logaddexp.reduce(begun, axis=1) - math.log(_CAUSED.size)
-    total = np.logaddexp(mixed, -math.log(len(epochs) + 1))
-    return {silo: float(value) / math.log(10) for silo, value in zip(silos, total, strict=True)}
+class _Ratios:
+    """The mixture for each silo: over p evenly, over the epoch k of the beginning by weights 1 / (k (k + 1)), the rest "never".
+    Before its first seat a silo has the weights of the epochs without it, which add up to k / (k + 1)."""
+
+    def __init__(self) -> None:
+        self._epochs = 0
+        self._begun: dict[str, NDArray[np.float64]] = {}  # logarithms, one for each p
+
+    def copy(self) -> _Ratios:
+        other = _Ratios()
+        other._epochs, other._begun = self._epochs, dict(self._begun)
+        return other
+
+    def take(self, shares: Mapping[str, tuple[float, float]]) -> None:
+        """One epoch: each silo's share beside an average seat's."""
+        for silo in shares.keys() - self._begun.keys():
+            self._begun[silo] = self._unseen()
+        self._epochs += 1
+        weight = -math.log(self._epochs * (self._epochs + 1))
+        for silo, begun in self._begun.items():
+            share, average = shares.get(silo, (0.0, 0.0))
+            begun = np.logaddexp(begun, weight)
+            if 0 < average < 1:
+                begun = begun + np.log(share * (1 + _CAUSED * (1 - average) / average) + (1 - share) * (1 - _CAUSED))
+            self._begun[silo] = begun
+
+    def of(self, silo: str) -> float:
+        """As a power of ten."""
+        begun = self._begun[silo] if silo in self._begun else self._unseen()
+        mixed = np.logaddexp.reduce(begun) - math.log(_CAUSED.size)
+        return float(np.logaddexp(mixed, -math.log(self._epochs + 1))) / math.log(10)
+
+    def _unseen(self) -> NDArray[np.float64]:
+        return np.full(_CAUSED.size, math.log(self._epochs / (self._epochs + 1)) if self._epochs else -math.inf)

@@ -35,7 +35,8 @@ class History:
         self._rows: list[schema.RoundRow] = []  # valid up to its length; cut when an earlier round changes
         self._statuses: list[dict[str, str]] = []  # by silo
         self._marks: list[Marks] = []
-        self._standings: dict[bool, list[suspicion.Standing]] = {}  # by whether the run is over
+        self._tally: suspicion.Tally | None = None
+        self._tallied = 0  # rounds that are in it
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -50,7 +51,7 @@ class History:
         self._rows.clear()
         self._statuses.clear()
         self._marks.clear()
-        self._standings.clear()
+        self._tally = None
 
     def put(self, item: observer_pb2.Round) -> bool:
         """Add a round, or replace it: reports may arrive after a round has ended. False if nothing changed."""
@@ -58,8 +59,8 @@ class History:
         same = int(at < len(self._numbers) and self._numbers[at] == item.round)
         if same and self._rounds[at] == item:
             return False
-        if not same or self._marks[at] != marks_of(item):
-            self._standings.clear()
+        if at < self._tallied and not (same and self._rounds[at].buffers == item.buffers):
+            self._tally = None
         self._numbers[at : at + same] = [item.round]
         self._rounds[at : at + same] = [item]
         self._statuses[at : at + same] = [{s.silo: sys.intern(s.status) for s in item.silos}]
@@ -161,10 +162,13 @@ class History:
         )
 
     def suspicion(self, over: bool) -> schema.Suspicion:
-        """Who sat in suspected buffers, and whether the seats explain it; reckoned once for a given history."""
-        if over not in self._standings:
-            self._standings[over] = suspicion.standings((seated(item) for item in self._rounds), self.reshuffle_every, over)
-        found = self._standings[over]
+        """Who sat in suspected buffers, and whether the seats explain it."""
+        if self._tally is None:
+            self._tally, self._tallied = suspicion.Tally(self.reshuffle_every), 0
+        for item in self._rounds[self._tallied :]:
+            self._tally.add(seated(item))
+        self._tallied = len(self._rounds)
+        found = self._tally.standings(over)
         return schema.Suspicion(
             sentence=suspicion.sentence(found),
             caution=suspicion.CAUTION,

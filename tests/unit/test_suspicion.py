@@ -129,6 +129,19 @@ def test_who_was_away_is_compared_with_the_seats_of_the_rounds_it_was_there() ->
     assert ratio["a"] == pytest.approx(alone["a"])
 
 
+def test_who_joins_late_starts_where_nothing_is_known_and_only_what_follows_counts() -> None:
+    rng = random.Random(10)
+    before = list(played(30, 1, attacked({"silo-2"}, rng), rng))
+    seats = tuple(Seat(n, (f"{n}-a", f"{n}-b"), 1.0) for n in range(5))
+    quiet = SeatedRound(30, seats)
+    found = {one.silo: one.ratio for one in standings([*before, quiet], 1, over=True)}
+    assert found["3-a"] == pytest.approx(0.0), "no buffer was suspected: nothing follows for anybody"
+    loud = SeatedRound(30, (*seats[:4], Seat(4, ("4-a", "4-b"), 9.0)))
+    found = {one.silo: one.ratio for one in standings([*before, loud], 1, over=True)}
+    assert found["4-a"] > 0 > found["3-a"]
+    assert sum(10 ** found[silo] for seat in seats for silo in seat.members) / 10 == pytest.approx(1.0)
+
+
 def test_fewer_than_three_buffers_are_not_judged_and_neither_are_those_that_were_not_opened() -> None:
     assert far_away({0: 1.0, 1: 9.0}) == frozenset()
     assert far_away({0: 1.0, 1: 1.0, 2: 9.0, 3: None}) == {2}
