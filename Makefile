@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench paper format clean test-browser test-images chart policies fuzz load chaos proto web wheelhouse browser
+.PHONY: help setup demo test check bench paper format clean test-browser pictures test-images chart policies fuzz load chaos proto web wheelhouse browser
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | awk -F'\t' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -74,6 +74,9 @@ paper: setup ## Regenerate the paper's figures (PRESET=smoke|laptop|paper, DATA=
 
 test-browser: setup browser ## The full browser suite
 	$(BIN)/python -m pytest tests/browser
+
+pictures: setup browser ## Play the demo and take the documents' pictures of the dashboard anew
+	$(BIN)/python -m docs.tools.dashboard_picture
 
 test-images: setup ## Build and start the container images, where buildah is available
 	FEDREP_TEST_IMAGES=1 $(BIN)/python -m pytest tests/images

@@ -1,4 +1,4 @@
-"""Plays the demo and takes the picture of its dashboard that the README shows: `python -m docs.tools.dashboard_picture`."""
+"""Plays the demo and takes the pictures of its dashboard that the documents show: `make pictures`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,33 @@ import signal
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Page, sync_playwright
 
-PICTURE = Path(__file__).parents[1] / "images" / "dashboard.png"
-SIZE = {"width": 1280, "height": 1120}
-LONGEST = 600_000  # milliseconds: a limit for a hang, not a wait
+IMAGES = Path(__file__).parents[1] / "images"
+WIDTH = 1280
+LONGEST = 900_000  # milliseconds: a limit for a hang, not a wait
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A page of the dashboard, as high as it is worth showing; `until` is there when its figures are."""
+
+    name: str
+    path: str
+    height: int
+    until: str
+
+
+PICTURES = (
+    Picture("overview", "/", 330, "table.runs tbody tr:nth-child(2)"),
+    Picture("dashboard", "/runs/demo", 1120, ".plot canvas >> nth=5"),
+    Picture("round", "/runs/demo/rounds/60", 1000, ".phases li >> nth=3"),
+    Picture("silos", "/runs/demo/silos", 1120, ".tally tbody tr >> nth=9"),
+    Picture("compare", "/compare?run=demo&run=demo-mean", 1000, ".plot canvas >> nth=3"),
+)
 
 
 def main() -> None:
@@ -22,30 +42,30 @@ def main() -> None:
     if browser_path is None:
         sys.exit("Chromium is missing: install it (Debian: apt-get install chromium).")
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "fedrep_cli.main", "demo", "--folder", folder]
+        command = [sys.executable, "-m", "fedrep_cli.main", "demo", "--compare", "--folder", folder]
         demo = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         try:
-            address, token = _link(demo)
+            address, token = _said(demo, r"as admin +(http://\S+?)/#token=(\S+)")
+            _said(demo, r"(Accuracy) (\S+)")
             with sync_playwright() as playwright:
                 browser = playwright.chromium.launch(executable_path=browser_path, args=["--no-sandbox", "--disable-gpu"])
-                page = browser.new_page(viewport=SIZE, reduced_motion="reduce")  # type: ignore[arg-type]
-                _until_over(demo)
-                page.goto(f"{address}/runs/demo#token={token}")
-                page.locator(".page-head", has_text="rounds played").wait_for(timeout=LONGEST)
-                page.locator(".plot canvas").nth(5).wait_for(timeout=LONGEST)
-                page.screenshot(path=PICTURE)
+                page = browser.new_page(reduced_motion="reduce")
+                page.goto(f"{address}/#token={token}")
+                for picture in PICTURES:
+                    _take(page, address, picture)
                 browser.close()
         finally:
             demo.send_signal(signal.SIGINT)
             demo.wait(60)
 
 
-def _link(demo: subprocess.Popen[str]) -> tuple[str, str]:
-    return _said(demo, r"as admin +(http://\S+?)/#token=(\S+)")
-
-
-def _until_over(demo: subprocess.Popen[str]) -> None:
-    _said(demo, r"(Accuracy) (\S+)")
+def _take(page: Page, address: str, picture: Picture) -> None:
+    page.set_viewport_size({"width": WIDTH, "height": picture.height})
+    page.locator("h1").wait_for(timeout=LONGEST)
+    page.goto(address + picture.path)
+    page.locator(picture.until).wait_for(timeout=LONGEST)
+    page.locator(".live.up").wait_for(timeout=LONGEST)
+    page.screenshot(path=IMAGES / f"{picture.name}.png")
 
 
 def _said(demo: subprocess.Popen[str], wanted: str) -> tuple[str, str]:

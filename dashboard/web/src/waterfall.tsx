@@ -20,7 +20,7 @@ export function Waterfall({ rows, rounds, exportPath }: { rows: Row[]; rounds: s
         ) : (
           <>
             <ul class="legend">
-              {PHASES.map((phase, i) => (
+              {PHASES.slice(0, Math.max(...recent.map((row) => row.phase_seconds.length))).map((phase, i) => (
                 <li key={phase}>
                   <span class={`phase phase-${i} sample`} aria-hidden="true" />
                   {i + 1} {phase}

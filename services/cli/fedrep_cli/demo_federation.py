@@ -213,6 +213,8 @@ class _Demo:
         document["trainer"] |= {"evaluation_shard": True}  # what it reports is its own view; the evaluator sees all
         if self._settings.private:
             document["privacy"] = PRIVACY
+        else:
+            document["report"] = "all"  # a demo's silos have nothing to hide, and the dashboard shows how far they lie apart
         if index < self._settings.attackers:
             # Their own place to meet, which neither the server nor any honest silo knows of.
             document["drill"] = self._settings.drill(self._folder / "attackers" / run).model_dump(mode="json")

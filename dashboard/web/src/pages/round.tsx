@@ -45,23 +45,23 @@ export function RoundPage({ name, number, session, server, report }: { name: str
       ) : found?.detail.row.round !== number ? (
         <Loading />
       ) : (
-        <Round name={name} {...found} />
+        <Round name={name} over={["finished", "stopped"].includes(data.run.state)} {...found} />
       )}
     </>
   );
 }
 
-function Round({ name, detail, events, suspicion }: { name: string } & Found) {
+function Round({ name, over, detail, events, suspicion }: { name: string; over: boolean } & Found) {
   const { row, buffers, silos } = detail;
   const exports = `/runs/${name}/charts`;
   return (
     <>
       <nav class="neighbours" aria-label="Rounds">
-        <Neighbour name={name} number={detail.previous} label="Previous round" mark="←" />
+        <Neighbour name={name} number={detail.previous} label="Previous round" mark="←" none="no earlier round" />
         <h2>
           Round {count(row.round)} <span class={row.outcome === "applied" ? "state ok" : "state warn"}>{row.outcome}</span>
         </h2>
-        <Neighbour name={name} number={detail.following} label="Next round" mark="→" />
+        <Neighbour name={name} number={detail.following} label="Next round" mark="→" none={over ? "the last round" : "no later round yet"} />
       </nav>
       {row.reason && <p class="note">Skipped: {row.reason}.</p>}
       <Stats>
@@ -96,8 +96,16 @@ function Round({ name, detail, events, suspicion }: { name: string } & Found) {
   );
 }
 
-function Neighbour({ name, number, label, mark }: { name: string; number: number | null; label: string; mark: string }) {
-  if (number == null) return <span class="note">{label === "Next round" ? "no later round yet" : "no earlier round"}</span>;
+interface NeighbourProps {
+  name: string;
+  number: number | null;
+  label: string;
+  mark: string;
+  none: string; // said where there is no such round
+}
+
+function Neighbour({ name, number, label, mark, none }: NeighbourProps) {
+  if (number == null) return <span class="note">{none}</span>;
   return (
     <Link to={`/runs/${name}/rounds/${number}`} class="button">
       {mark === "←" && <span aria-hidden="true">← </span>}

@@ -96,6 +96,8 @@ function Figures({ detail, rows }: { detail: RunDetail; rows: Row[] }) {
   );
 }
 
+const BAND: [number, number, string] = [2, 3, "silos' own, least to most"];
+
 interface ChartsProps {
   rows: Row[];
   detail: RunDetail;
@@ -112,6 +114,8 @@ function Charts({ rows, detail, charts, name, across }: ChartsProps) {
   const none = cost.total == null ? " With alpha = 0 there is no guarantee, hence no number." : "";
   const large = cost.total != null && !cost.meaningful ? " A total this large promises very little." : "";
   const common = { ...axis, sync: `${name} ${across}` };
+  const band = lines.accuracy.length > 1 ? BAND : undefined;
+  const lossBand = lines.loss.length > 1 ? BAND : undefined;
   const metrics = useMemo(() => [...new Set(rows.flatMap((row) => Object.keys(row.metrics)))].sort(), [rows]);
   return (
     <div class="grid">
@@ -119,7 +123,7 @@ function Charts({ rows, detail, charts, name, across }: ChartsProps) {
         {...common}
         title="Accuracy"
         lines={lines.accuracy}
-        band={[2, 3, "silos' own, least to most"]}
+        band={band}
         format={percent}
         tick={percentTick}
         exportPath={`${charts}/accuracy`}
@@ -128,7 +132,7 @@ function Charts({ rows, detail, charts, name, across }: ChartsProps) {
         {...common}
         title="Loss"
         lines={lines.loss}
-        band={[2, 3, "silos' own, least to most"]}
+        band={lossBand}
         format={decimal}
         tick={numberTick}
         fromZero
@@ -206,8 +210,12 @@ function Charts({ rows, detail, charts, name, across }: ChartsProps) {
 
 function allLines(rows: Row[]): Record<"accuracy" | "loss" | "bytes" | "total" | "epsilon" | "epsilonSum", Line[]> {
   const of = (key: keyof Row) => rows.map((row) => row[key] as number | null);
-  const band = (kind: "accuracy" | "loss"): Line[] => [
-    { label: "evaluator", values: of(kind), tone: "s1", width: 2.2 },
+  // What silos did not choose to report has no line and no place in the legend.
+  const band = (kind: "accuracy" | "loss"): Line[] => {
+    const own: Line[] = [{ label: "evaluator", values: of(kind), tone: "s1", width: 2.2 }];
+    return rows.some((row) => row[`silo_${kind}_median`] != null) ? [...own, ...spread(kind)] : own;
+  };
+  const spread = (kind: "accuracy" | "loss"): Line[] => [
     { label: "silos' median", values: of(`silo_${kind}_median`), tone: "s3", dash: [5, 4] },
     { label: "most", values: of(`silo_${kind}_max`), tone: "s3", quiet: true },
     { label: "least", values: of(`silo_${kind}_min`), tone: "s3", quiet: true },
