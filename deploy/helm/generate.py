@@ -38,6 +38,7 @@ KEPT_BY_CHART = {
         "models",
         "credentials",
         "revocations",
+        "authority",
         "log_json",
     },
     "DashboardSettings": {

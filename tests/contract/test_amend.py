@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import grpc
 import pytest
 
 from fedrep.protocol.amendments import amended
@@ -63,3 +64,15 @@ def test_the_command_signs_a_list_for_the_next_epoch(
     assert refusal(lambda: server.silo(OUTSIDER).join(run_name)) == ("NOT_FOUND", "UNKNOWN_RUN")
     assert main(["run", "amend", run_name, "--remove", "silo-y", *where]) == 1
     assert "'silo-y' is not on the list" in capsys.readouterr().err
+
+
+def test_a_silo_that_asks_for_an_unknown_run_hears_of_those_alone_that_list_it(server: LiveServer, run_name: str) -> None:
+    server.create_run(run_name)
+
+    def told(silo: str) -> str:
+        with pytest.raises(grpc.RpcError) as caught:
+            server.silo(silo).join("no such run")
+        return str(caught.value.details())
+
+    assert run_name in told("silo-a")
+    assert run_name not in told(OUTSIDER)

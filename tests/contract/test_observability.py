@@ -16,6 +16,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind
 
 from fedrep.wire.v1 import federation_pb2 as pb
 from fedrep.wire.v1.federation_pb2_grpc import FederationServiceStub
@@ -204,9 +205,17 @@ def test_rpcs_and_phases_of_rounds_are_traced(people: People, tmp_path: Path, mo
     names = [span.name for span in spans]
     assert names.count("SubmitMaskedShare") == 4
     whole = next(span for span in spans if span.name == "round")
-    phases = [span for span in spans if span.parent is not None and span.parent.span_id == whole.context.span_id]
+    below = [span for span in spans if span.parent is not None and span.parent.span_id == whole.context.span_id]
+    phases = [span for span in below if span.kind is SpanKind.INTERNAL]
     assert [span.name for span in phases] == ["propose", "submit", "confirm", "reveal"]
     assert whole.attributes is not None
     assert (whole.attributes["fedrep.run"], whole.attributes["fedrep.outcome"]) == ("traced", "applied")
+    for name in ("ProposeCoordinates", "GetConsensus", "SubmitMaskedShare", "GetSurvivors", "RevealShares", "GetUpdate"):
+        calls = [span for span in spans if span.name == name]
+        assert len(calls) >= 4
+        for call in calls:
+            assert call.parent is not None, name
+            assert (call.parent.trace_id, call.parent.span_id) == (whole.context.trace_id, whole.context.span_id)
+    assert all(span.parent is None for span in spans if span.name == "Join")
     assert whole.start_time == phases[0].start_time
     assert whole.end_time == phases[-1].end_time

@@ -14,6 +14,12 @@ REPOSITORY = Path(__file__).parents[2]
 CHART = REPOSITORY / "deploy" / "helm" / "fedrep"
 HELM = Path(sys.executable).parent / "helm"
 OPERATORS = ("--api-versions", "monitoring.coreos.com/v1", "--api-versions", "cert-manager.io/v1")
+CA: dict[str, Any] = {
+    "enabled": True,
+    "address": "ca.example.org",
+    "server": "federation.example.org:8550",
+    "passphrase": {"existingSecret": "ca-passphrase"},
+}
 
 Manifest = dict[str, Any]
 IDENTITIES: dict[str, Any] = {
@@ -91,6 +97,30 @@ MATRIX: dict[str, dict[str, Any]] = {
         "server": {"identity": {"existingSecret": "", "certManager": {"enabled": True, "issuerRef": {"name": "ca"}}}},
         "dashboard": {"identity": {"existingSecret": "", "certManager": {"enabled": True, "issuerRef": {"name": "ca"}}}},
     },
+    "authority": {
+        "federation": "lungs",
+        "ca": CA | {"service": {"type": "LoadBalancer"}},
+        "server": {
+            "database": {"kind": "postgresql", "existingSecret": "database"},
+            "gateway": {"enabled": True, "parentRefs": [{"name": "public"}], "hostnames": ["federation.example.org"]},
+            "backup": {"enabled": True, "target": "s3://bucket/fedrep"},
+        },
+        "dashboard": {"service": {"type": "LoadBalancer"}, "tokens": {"seed": "a long random text"}},
+        "metrics": {"serviceMonitor": {"enabled": True}},
+        "extraObjects": [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "{{ .Release.Name }}-more"}}],
+    },
+    "backups-on-a-volume": {"server": {"backup": {"enabled": True, "existingClaim": "backups"}}},
+    "restoring": {"server": {"replicas": 0, "restore": {"from": "/backups/a.tar"}, "backup": {"existingClaim": "backups"}}},
+    "silo-of-cert-manager": {
+        "federation": "lungs",
+        "server": {"enabled": False},
+        "dashboard": {"enabled": False},
+        "silo": {
+            **SILO,
+            "server": "federation.example.org:443",
+            "identity": {"certManager": {"enabled": True, "name": "hospital-a", "issuerRef": {"name": "ca"}}},
+        },
+    },
     "everything-off": {
         "server": {"enabled": False},
         "dashboard": {"enabled": False},
@@ -108,13 +138,11 @@ def case(name: str) -> list[Manifest]:
     return render(MATRIX[name])
 
 
-def render(values: Manifest, *, operators: bool = True, chart: Path = CHART) -> list[Manifest]:
+def render(values: Manifest, *, apis: tuple[str, ...] = OPERATORS, chart: Path = CHART) -> list[Manifest]:
     """Identities are named unless told otherwise, so that a test says only what it is about."""
     merged = _merged(IDENTITIES, values)
     arguments = [str(HELM), "template", "fed", str(chart), "--namespace", "fedrep", "--values", "-"]
-    done = subprocess.run(
-        [*arguments, *(OPERATORS if operators else ())], input=json.dumps(merged), capture_output=True, text=True, timeout=60
-    )
+    done = subprocess.run([*arguments, *apis], input=json.dumps(merged), capture_output=True, text=True, timeout=60)
     if done.returncode:
         raise Refused(done.stderr)
     return [document for document in yaml.safe_load_all(done.stdout) if document]
@@ -133,4 +161,5 @@ def one(manifests: list[Manifest], kind: str, name: str) -> Manifest:
 def pods(manifests: list[Manifest]) -> list[Manifest]:
     """Every pod spec, with its metadata."""
     found = [item for item in manifests if item["kind"] == "Pod"]
+    found += [item["spec"]["jobTemplate"]["spec"]["template"] for item in manifests if item["kind"] == "CronJob"]
     return found + [item["spec"]["template"] for item in manifests if "template" in item.get("spec", {})]

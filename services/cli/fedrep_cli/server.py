@@ -59,17 +59,21 @@ def init(
 
 @app.command()
 def backup(
-    target: Annotated[Path, typer.Argument(help="File to write.")],
+    target: Annotated[str, typer.Argument(help="File to write; FOLDER/ for one named after the time; or s3://... and the like.")],
     config: Config = None,
+    keep: Annotated[int | None, typer.Option(help="Of those named after the time keep this many.", min=1)] = None,
     as_json: Json = False,
 ) -> None:
     """Database, models and ledger in one file; the server may go on running."""
     from fedrep_server.operations.backup import backup as make
+    from fedrep_server.operations.backup_places import write_backup
 
     settings = read_settings(config)
-    made = make(settings.database_url, settings.data, target, settings.model_store)
+    place, size, made = write_backup(
+        target, lambda path: make(settings.database_url, settings.data, path, settings.model_store), keep
+    )
     emit(
-        {"file": str(target), "size": target.stat().st_size, "runs": made.runs, "models": made.models},
+        {"file": place, "size": size, "runs": made.runs, "models": made.models},
         as_json,
         lambda r: f"Wrote {r['file']}: runs: {r['runs']}, models: {r['models']}.",
     )
@@ -77,17 +81,19 @@ def backup(
 
 @app.command()
 def restore(
-    source: Annotated[Path, typer.Argument(help="File written by backup.")],
+    source: Annotated[str, typer.Argument(help="File written by backup, or its address in an object store.")],
     config: Config = None,
     as_json: Json = False,
 ) -> None:
     """Into an empty database and data folder."""
     from fedrep_server.operations.backup import restore as put_back
+    from fedrep_server.operations.backup_places import local_copy
 
     settings = read_settings(config)
-    found = put_back(source, settings.database_url, settings.data, settings.model_store)
+    with local_copy(source) as file:
+        found = put_back(file, settings.database_url, settings.data, settings.model_store)
     emit(
-        {"restored": str(source), "runs": found.runs, "models": found.models},
+        {"restored": source, "runs": found.runs, "models": found.models},
         as_json,
         lambda r: f"Restored {r['restored']}: runs: {r['runs']}, models: {r['models']}.",
     )

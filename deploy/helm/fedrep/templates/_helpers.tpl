@@ -211,6 +211,49 @@ topologySpreadConstraints:
     - {port: 53, protocol: TCP}
 {{- end -}}
 
+{{- /* Called with (list address default): the port of host:port or of a URL. */ -}}
+{{- define "fedrep.portOf" -}}
+{{- $address := index . 0 -}}
+{{- $found := regexFind ":[0-9]+(/|$)" $address -}}
+{{- if $found -}}{{- regexFind "[0-9]+" $found -}}
+{{- else if hasPrefix "https://" $address -}}443
+{{- else if hasPrefix "http://" $address -}}80
+{{- else -}}{{- index . 1 -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "fedrep.ca" -}}
+{{ include "fedrep.fullname" . }}-ca
+{{- end -}}
+
+{{- /* host:port of the authority's mTLS port, empty where none is known. */ -}}
+{{- define "fedrep.authority" -}}
+{{- if .Values.server.revocations.authority -}}
+{{- .Values.server.revocations.authority -}}
+{{- else if .Values.ca.enabled -}}
+{{ include "fedrep.ca" . }}.{{ .Release.Namespace }}.svc:8552
+{{- end -}}
+{{- end -}}
+
+{{- define "fedrep.siloIdentity" -}}
+{{- if .Values.silo.identity.certManager.enabled -}}
+{{ include "fedrep.fullname" . }}-silo-identity
+{{- else -}}
+{{- .Values.silo.identity.existingSecret -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* Called with (list $ secret...): changes when Secrets do that a pod reads only at its start. Without a cluster to look at
+       (helm template) it is always the same, and whoever changes a Secret restarts the pods. */ -}}
+{{- define "fedrep.secretsChecksum" -}}
+{{- $root := index . 0 -}}
+{{- $data := list -}}
+{{- range rest . -}}
+{{- if . -}}{{- $data = append $data ((lookup "v1" "Secret" $root.Release.Namespace .).data | default dict) -}}{{- end -}}
+{{- end -}}
+{{- toJson $data | sha256sum -}}
+{{- end -}}
+
 {{- /* Rules over several values, each with a sentence. Called once, from the service account. */ -}}
 {{- define "fedrep.validate" -}}
 {{- $server := .Values.server -}}
@@ -231,6 +274,26 @@ topologySpreadConstraints:
 {{- fail "server.terminationGracePeriodSeconds must be larger than server.settings.grace_seconds, or pods are killed in the middle of the round they try to end" -}}
 {{- end -}}
 {{- end -}}
+{{- if and $server.enabled $server.gateway.enabled (not $server.gateway.parentRefs) -}}
+{{- fail "server.gateway.parentRefs is empty: name the Gateway whose TLS listener, with mode Passthrough, silos dial" -}}
+{{- end -}}
+{{- if and $server.enabled $server.gateway.enabled (not $server.gateway.hostnames) -}}
+{{- fail "server.gateway.hostnames is empty: give the host names that silos dial; they must be in the server's certificate" -}}
+{{- end -}}
+{{- if and $server.enabled $server.backup.enabled (not $server.backup.existingClaim) (not (contains "://" $server.backup.target)) -}}
+{{- fail "server.backup has no place to write to: set server.backup.existingClaim, or server.backup.target to an address such as s3://bucket/fedrep/" -}}
+{{- end -}}
+{{- if and $server.enabled $server.restore.from (ne (int $server.replicas) 0) -}}
+{{- fail "server.restore.from is set while servers run: a backup is restored into an empty database that nobody uses. Set server.replicas=0 as well, and both back when the Job has ended" -}}
+{{- end -}}
+{{- if .Values.ca.enabled -}}
+{{- if not .Values.federation -}}{{- fail "federation is empty: the certificate authority is made for one federation" -}}{{- end -}}
+{{- if not .Values.ca.passphrase.existingSecret -}}
+{{- fail "ca.passphrase.existingSecret is empty: name the Secret that holds the passphrase of the authority's key" -}}
+{{- end -}}
+{{- if not .Values.ca.address -}}{{- fail "ca.address is empty: give the host name under which silos reach the authority" -}}{{- end -}}
+{{- if not .Values.ca.server -}}{{- fail "ca.server is empty: give the host:port of the federation server that silos dial" -}}{{- end -}}
+{{- end -}}
 {{- if and .Values.dashboard.enabled (not $server.enabled) (not (get .Values.dashboard.settings "server")) -}}
 {{- fail "dashboard.settings.server is empty and this release runs no server: give the host:port of the server the dashboard shows" -}}
 {{- end -}}
@@ -240,8 +303,11 @@ topologySpreadConstraints:
 {{- if .Values.silo.enabled -}}
 {{- if not .Values.silo.run -}}{{- fail "silo.run is empty: name the run this silo takes part in" -}}{{- end -}}
 {{- if and (eq .Values.silo.kind "Job") (eq .Values.silo.run "*") -}}{{- fail "silo.kind=Job is for one run: name it in silo.run, or set silo.kind=StatefulSet" -}}{{- end -}}
-{{- if not .Values.silo.identity.existingSecret -}}
-{{- fail "silo.identity.existingSecret is empty: name the Secret with key.pem, cert.pem and root.pem of this silo" -}}
+{{- if and .Values.silo.identity.certManager.enabled (not .Values.federation) -}}
+{{- fail "federation is empty: cert-manager needs the federation's name for the identity in the certificate" -}}
+{{- end -}}
+{{- if not (include "fedrep.siloIdentity" .) -}}
+{{- fail "silo.identity.existingSecret is empty: name the Secret with key.pem, cert.pem and root.pem of this silo, or set silo.identity.certManager.enabled" -}}
 {{- end -}}
 {{- if and (not $server.enabled) (not .Values.silo.server) -}}
 {{- fail "silo.server is empty and this release runs no server: give the host:port of the federation server" -}}

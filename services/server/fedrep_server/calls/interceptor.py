@@ -38,11 +38,12 @@ MOST_JUDGEMENTS = 4096
 
 @dataclass
 class CallNotes:
-    """What a handler learns about its own call: who made it, and which run it turned out to be about."""
+    """What a handler learns about its own call: who made it, and which run and round it turned out to be about."""
 
     peer: PeerCertificate
     call: _Call
     run: str = ""
+    round: int = 0
 
 
 _notes: ContextVar[CallNotes] = ContextVar("notes")
@@ -56,11 +57,11 @@ def caller() -> PeerCertificate:
     return _notes.get().peer
 
 
-def concerns_run(name: str) -> None:
-    """Called by whoever finds the run of a request, so that its bytes are counted there."""
+def concerns_run(name: str, round_number: int = 0) -> None:
+    """Called by whoever finds the run of a request, so that its bytes are counted there and its span is of that round."""
     notes = _notes.get(None)
     if notes is not None:
-        notes.run = name
+        notes.run, notes.round = name, round_number
 
 
 def only_one_of_its_kind() -> None:
@@ -332,7 +333,7 @@ class _Call:
 
     def _finish(self, code: str, error: FedrepError | None = None) -> None:
         name = self._notes.peer.identity.name if self._notes is not None else ""
-        run = self._notes.run if self._notes is not None else ""
+        run, number = (self._notes.run, self._notes.round) if self._notes is not None else ("", 0)
         seconds = time.monotonic() - self._started
         self._gate.closed(self)
         if self._counted:
@@ -341,7 +342,7 @@ class _Call:
             del self._gate.alone[self._alone]
         if self._within is not None:  # bytes are counted once, by the call they were for
             self._within.count_elsewhere(self._up, self._down)
-        self._gate.meter.called(FinishedCall(self._method, name, run, code, seconds, self._up, self._down))
+        self._gate.meter.called(FinishedCall(self._method, name, run, code, seconds, self._up, self._down, number))
         if error is not None:
             level = "warning" if isinstance(error, CryptoError) else "info"
             getattr(log, level)(

@@ -12,7 +12,9 @@ from fedrep_server.rounds.coordinator import Coordinator
 
 @dataclass(frozen=True, slots=True)
 class FinishedCall:
-    """`caller` and `run` are empty where the call ended before they were known; `up` and `down` count bytes of messages."""
+    """`caller` and `run` are empty where the call ended before they were known; `up` and `down` count bytes of messages.
+
+    `round` is 0 for calls that are about none."""
 
     method: str
     caller: str
@@ -21,6 +23,7 @@ class FinishedCall:
     seconds: float
     up: int
     down: int
+    round: int = 0
 
 
 class CallListener(Protocol):

@@ -18,7 +18,7 @@ from fedrep_identity.certificates import Role
 from fedrep_server.calls import views
 from fedrep_server.calls.export import check_layout, model_file
 from fedrep_server.calls.interceptor import caller, concerns_run
-from fedrep_server.calls.servicer import collect, header_of
+from fedrep_server.calls.servicer import collect, header_of, may_know
 from fedrep_server.calls.tags import checked_tags
 from fedrep_server.rounds.coordinator import Coordinator
 from fedrep_server.rounds.records import FLOAT_BYTES
@@ -183,7 +183,7 @@ class ObserverServicer(observer_pb2_grpc.ObserverServiceServicer):
         return best
 
     def _run(self, name: str) -> RunDriver:
-        driver = self._coordinator.run_named(name)
+        driver = self._coordinator.run_named(name, may_know)
         concerns_run(name)
         return driver
 

@@ -33,6 +33,12 @@ from fedrep_server.rounds.run_driver import RunDriver
 Context = Any
 
 
+def may_know(driver: RunDriver) -> bool:
+    """A silo hears of no run that does not list it."""
+    peer = caller()
+    return peer.identity.role is not Role.SILO or SiloName(peer.identity.name) in driver.manifest.silos
+
+
 class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
     def __init__(self, coordinator: Coordinator, gate: Gate) -> None:
         self._coordinator = coordinator
@@ -41,7 +47,7 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
 
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinResponse:
         peer = caller()
-        driver = self._welcomed(self._coordinator.run_named(request.run_name))
+        driver = self._welcomed(self._coordinator.run_named(request.run_name, may_know))
         require_same_version(request.protocol_version)
         if peer.identity.role is Role.SILO:
             entry = await asyncio.to_thread(_roster_entry, driver, peer, request) if request.session_key else None
@@ -102,7 +108,7 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
     async def ProposeCoordinates(self, request_iterator: AsyncIterator[Any], context: Context) -> pb.ProposeCoordinatesResponse:
         async with self._in_time():
             header = await header_of(request_iterator)
-            driver = self._run(header.run)
+            driver = self._run(header.run, header.round)
             assembler = proposal_to_come(driver, _silo(), header)
             only_one_of_its_kind()
             coordinates = await collect(request_iterator, assembler)
@@ -110,12 +116,12 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         return pb.ProposeCoordinatesResponse()
 
     async def Abstain(self, request: pb.AbstainRequest, context: Context) -> pb.AbstainResponse:
-        driver = self._run(request.run)
+        driver = self._run(request.run, request.round)
         await driver.deliver(codec.abstention_from_wire(_silo(), request))
         return pb.AbstainResponse()
 
     async def GetConsensus(self, request: pb.GetConsensusRequest, context: Context) -> AsyncIterator[pb.GetConsensusResponse]:
-        driver = self._run(request.run)
+        driver = self._run(request.run, request.round)
         consensus = await driver.consensus(_silo(), request.round)
         yield pb.GetConsensusResponse(header=codec.consensus_to_wire(consensus))
         for chunk in cut_into_chunks(consensus.coordinates):
@@ -124,7 +130,7 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
     async def SubmitMaskedShare(self, request_iterator: AsyncIterator[Any], context: Context) -> pb.SubmitMaskedShareResponse:
         async with self._in_time():
             header = await header_of(request_iterator)
-            driver = self._run(header.run)
+            driver = self._run(header.run, header.round)
             assembler = submission_to_come(driver, _silo(), header)
             only_one_of_its_kind()
             masked = await collect(request_iterator, assembler)
@@ -132,23 +138,23 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         return pb.SubmitMaskedShareResponse()
 
     async def GetSurvivors(self, request: pb.GetSurvivorsRequest, context: Context) -> pb.GetSurvivorsResponse:
-        driver = self._run(request.run)
+        driver = self._run(request.run, request.round)
         survivors = await driver.survivors(_silo(), request.round)
         return pb.GetSurvivorsResponse(survivors=codec.survivors_to_wire(survivors))
 
     async def ConfirmSurvivors(self, request: pb.ConfirmSurvivorsRequest, context: Context) -> pb.ConfirmSurvivorsResponse:
-        driver = self._run(request.run)
+        driver = self._run(request.run, request.round)
         signatures = await driver.confirm(codec.confirmation_from_wire(_silo(), request))
         return pb.ConfirmSurvivorsResponse(signatures=codec.signatures_to_wire(signatures))
 
     async def RevealShares(self, request: pb.RevealSharesRequest, context: Context) -> pb.RevealSharesResponse:
-        driver = self._run(request.run)
+        driver = self._run(request.run, request.round)
         if reveal_to_come(driver, _silo(), request):
             await driver.deliver(codec.reveal_from_wire(_silo(), request))
         return pb.RevealSharesResponse()
 
     async def GetUpdate(self, request: pb.GetUpdateRequest, context: Context) -> AsyncIterator[pb.GetUpdateResponse]:
-        driver = self._run(request.run)
+        driver = self._run(request.run, request.round)
         if request.HasField("statement"):
             await self._take_statement(driver, request)
         await self._note_withdrawal(driver, request.round)
@@ -166,7 +172,7 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
             yield pb.GetUpdateResponse(chunk=chunk)
 
     async def ReportMetrics(self, request: pb.ReportMetricsRequest, context: Context) -> pb.ReportMetricsResponse:
-        await self._coordinator.report(self._run(request.run), caller(), request)
+        await self._coordinator.report(self._run(request.run, request.round), caller(), request)
         return pb.ReportMetricsResponse()
 
     async def Leave(self, request: pb.LeaveRequest, context: Context) -> pb.LeaveResponse:
@@ -200,12 +206,12 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
                 reason="TOO_SLOW",
             ) from None
 
-    def _run(self, run: bytes) -> RunDriver:
-        return self._welcomed(self._coordinator.run_hashed(run), run)
+    def _run(self, run: bytes, round_number: int = 0) -> RunDriver:
+        return self._welcomed(self._coordinator.run_hashed(run), run, round_number)
 
-    def _welcomed(self, driver: RunDriver, run: bytes | None = None) -> RunDriver:
+    def _welcomed(self, driver: RunDriver, run: bytes | None = None, round_number: int = 0) -> RunDriver:
         """A silo sees only runs that list it, or did under the manifest of hash `run`; evaluators follow every run."""
-        concerns_run(driver.manifest.name)
+        concerns_run(driver.manifest.name, round_number)
         if caller().identity.role is Role.SILO:
             driver.machine.check_allowed(caller().identity.name, run)
         return driver

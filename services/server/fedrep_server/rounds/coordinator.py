@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -160,10 +160,11 @@ class Coordinator:
         if driver is not None:
             driver.traffic.add(silo, up, down)
 
-    def run_named(self, name: str) -> RunDriver:
+    def run_named(self, name: str, may_know: Callable[[RunDriver], bool] = lambda _: True) -> RunDriver:
+        """`may_know`: of which runs whoever asks may hear the names when this one is not there."""
         driver = self._drivers.get(name)
         if driver is None:
-            known = ", ".join(sorted(self._drivers)) or "none yet"
+            known = ", ".join(sorted(other for other, found in self._drivers.items() if may_know(found))) or "none yet"
             raise NotFoundError(f"there is no run named {name!r} here; known runs: {known}", reason="UNKNOWN_RUN")
         return driver
 

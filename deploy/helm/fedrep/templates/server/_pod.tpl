@@ -9,6 +9,9 @@ metadata:
     {{- end }}
   annotations:
     checksum/config: {{ include (print $.Template.BasePath "/server/configmap.yaml") . | sha256sum }}
+    {{- if eq $server.database.kind "postgresql" }}
+    checksum/secrets: {{ include "fedrep.secretsChecksum" (list . $server.database.existingSecret) }}
+    {{- end }}
     {{- with $server.podAnnotations }}
     {{- toYaml . | nindent 4 }}
     {{- end }}

@@ -60,7 +60,7 @@ spec:
     - name: config
       configMap:
         name: {{ include "fedrep.fullname" . }}-silo
-    {{- include "fedrep.identityVolume" (list $silo.identity.existingSecret false) | nindent 4 }}
+    {{- include "fedrep.identityVolume" (list (include "fedrep.siloIdentity" .) $silo.identity.certManager.enabled) | nindent 4 }}
     - name: tmp
       emptyDir: {}
     {{- with $silo.dataVolume }}
