@@ -14,6 +14,7 @@ from pathlib import Path
 from fedrep_identity.authority import CertificateAuthority, issue_credentials
 from fedrep_identity.certificates import KEY_FILE
 from fedrep_identity.names import Identity, Role
+from fedrep_identity.settings import PublicAddresses
 
 FEDERATION = "demo"
 DAYS = 365.0
@@ -43,7 +44,8 @@ def set_up(home: Path) -> None:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(secrets.token_urlsafe(32))
-    for path in (*folders, *(file for folder in folders for file in folder.iterdir())):
+    authority = home / "ca"
+    for path in (*folders, authority, *(file for folder in (*folders, authority) for file in folder.iterdir())):
         _give(path)
     for name in SECRETS:
         (home / "secrets" / name).chmod(0o444)  # PostgreSQL reads its password as a user of its own
@@ -56,6 +58,7 @@ def _authority(folder: Path) -> CertificateAuthority:
         return CertificateAuthority.open(folder, passphrase.read_text())
     made = secrets.token_urlsafe(32)
     authority = CertificateAuthority.create(folder, FEDERATION, made)
+    PublicAddresses(enrolment="localhost:8551", certificates="localhost:8552", server="localhost:8550").save(folder)
     passphrase.write_text(made)
     passphrase.chmod(0o600)
     return authority

@@ -40,6 +40,14 @@ def named_volumes(service: Mapping[str, Any]) -> list[str]:
     return [volume.split(":")[0] for volume in service.get("volumes", []) if not volume.startswith(".")]
 
 
+def test_without_a_profile_nothing_is_started_that_needs_torch(compose: dict[str, Any]) -> None:
+    started = {name: service for name, service in compose["services"].items() if "profiles" not in service}
+    assert set(started) == {"setup", "ca", "database", "server", "dashboard"}
+    assert {service["build"]["target"] for service in started.values() if "build" in service} == {"server", "dashboard"}
+    for service in started.values():
+        assert set(service.get("depends_on", {})) <= set(started)
+
+
 def test_who_waits_for_somebody_waits_for_something_that_can_happen(compose: dict[str, Any]) -> None:
     services = compose["services"]
     for name, service in services.items():
@@ -63,7 +71,7 @@ def test_every_volume_is_declared_and_every_key_is_seen_by_its_owner_alone(compo
         volume for volume in compose["volumes"] if volume.startswith("identity-")
     }
     assert all(count == 1 for volume, count in used.items() if volume.startswith(("identity-", "state-")))
-    assert "ca" not in used
+    assert used["ca"] == 1, "its key is the authority's alone"
 
 
 def test_containers_cannot_write_their_root_nor_gain_rights(compose: dict[str, Any]) -> None:

@@ -6,7 +6,10 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+
+import pytest
 
 from tests.deploy.chart import REPOSITORY
 
@@ -49,3 +52,48 @@ def test_the_list_of_contents_names_what_is_installed() -> None:
     document = json.loads(runs[0].stdout)
     purls = {component["purl"].split("@")[0] for component in document["components"]}
     assert {"pkg:pypi/fedrep", "pkg:pypi/numpy", "pkg:pypi/grpcio"} <= purls
+
+
+LOCKS = REPOSITORY / "deploy" / "docker" / "locks"
+
+
+def pins(path: Path) -> dict[str, str]:
+    return dict(re.findall(r"^([a-z0-9][a-z0-9._-]*)==([^\s;\\]+)", path.read_text(), re.MULTILINE))
+
+
+@pytest.mark.parametrize("lock", sorted(path.name for path in LOCKS.glob("*.txt")))
+def test_every_package_of_an_image_has_a_hash_and_the_version_that_is_tested(lock: str) -> None:
+    text = (LOCKS / lock).read_text()
+    listed = re.findall(r"^[a-z0-9][^\n]*(?:\n    [^\n]*)*", text, re.MULTILINE)
+    assert listed
+    assert all("--hash=sha256:" in entry for entry in listed)
+    tested = pins(REPOSITORY / "constraints.txt")
+    found = pins(LOCKS / lock)
+    assert {name: version for name, version in found.items() if tested.get(name, version) != version} == {}
+
+
+@pytest.mark.parametrize(
+    ("lock", "extras"),
+    [
+        ("server", ["server", "backup"]),
+        ("dashboard", ["dashboard"]),
+        ("client-cpu", ["client"]),
+        ("client-cuda", ["client"]),
+    ],
+)
+def test_a_lock_holds_what_its_image_asks_for(lock: str, extras: list[str]) -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *(item for extra in extras for item in project["optional-dependencies"][extra])]
+    names = {re.sub(r"[-_.]+", "-", re.split(r"[\[<>=~! ]", item)[0]).lower() for item in wanted}
+    assert names - pins(LOCKS / f"{lock}.txt").keys() == set()
+    has_torch = "torch" in pins(LOCKS / f"{lock}.txt")
+    assert has_torch is lock.startswith("client")
+    assert any(name.startswith("nvidia-") for name in pins(LOCKS / f"{lock}.txt")) is (lock == "client-cuda")
+
+
+def test_nothing_is_installed_without_its_hash() -> None:
+    installs = re.findall(r"pip (?:--python \S+ )?install ([^&\n]*)", DOCKERFILE.read_text().replace("\\\n", ""))
+    assert len(installs) == 7
+    for arguments in installs:
+        assert "--require-hashes" in arguments or "/opt/wheel/*.whl" in arguments
+        assert "--no-deps" in arguments

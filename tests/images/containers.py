@@ -10,9 +10,11 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -116,3 +118,24 @@ class Container:
 
     def run(self, *arguments: str, seconds: float = 60) -> subprocess.CompletedProcess[str]:
         return subprocess.run(self.command(arguments), capture_output=True, text=True, timeout=seconds)
+
+
+def end(process: subprocess.Popen[bytes], seconds: float = 30.0) -> None:
+    """Ends what `Container.command` started.
+
+    A signal to `unshare` alone would leave it behind: whoever changes its user is no longer killed with its parent. Its child is
+    the first process of its own PID namespace, and takes all others there along.
+    """
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    inside = [int(pid) for pid in children.read_text().split()] if process.poll() is None else []
+    for name in (signal.SIGTERM, signal.SIGKILL):
+        for pid in inside:
+            with suppress(ProcessLookupError):
+                os.kill(pid, name)
+        try:
+            process.wait(seconds)
+            return
+        except subprocess.TimeoutExpired:
+            continue
+    process.kill()
+    process.wait()
