@@ -172,7 +172,7 @@ class OnTheWayOut:
 
     def look(self, method: bytes | str, message: object = None) -> None:
         kind = (method.decode() if isinstance(method, bytes) else method).rpartition("/")[2]
-        if kind.startswith("Get") or getattr(message, "session_key", None) == b"":
+        if kind.startswith("Get") or kind == "Attend" or getattr(message, "session_key", None) == b"":
             return  # a question
         self.left[kind] += 1
         if sum(entry["what"] == kind for entry in self.entries()) < self.left[kind]:

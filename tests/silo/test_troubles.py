@@ -92,7 +92,7 @@ def test_a_slow_trainer_is_a_bystander_and_not_punished(federation: Federation) 
         assert [row.reason for row in rounds] == [""] * 2
         assert [row.silos[0].status for row in rounds] == ["late"] * 2
         silo = (await federation.status(run)).silos[0]
-        assert (silo.state, silo.strikes) == ("present", 0)
+        assert (silo.state, silo.strikes, silo.reason) == ("left", 0, "the run is over")
         assert confirmed_rounds(slow) == {1, 2}, "it still answers for the others' shares"
         assert slow.model is not None
         assert slow.model.version == 2

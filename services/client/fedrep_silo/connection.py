@@ -349,21 +349,28 @@ class Connection:
             self.sent += size
             if size:
                 await asyncio.to_thread(self._audit.sent, method, size, round_number, **details)
+            stub = self._connected()
+            channel = self._channel
             try:
-                result = await call(self._connected())
+                result = await call(stub)
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if self._channel is channel or (task is not None and task.cancelling()):
+                    raise
+                continue  # nobody cancelled this call: another one that failed has closed the channel under it
             except grpc.aio.AioRpcError as error:
                 refusal = error_of(error)
                 if refusal is not None:
                     raise refusal from error
                 if error.code() is grpc.StatusCode.UNIMPLEMENTED and self._plays:
                     self._plays = False  # a server from before Play: its methods are called one by one
-                    await self.close()
                     continue
                 if error.code() not in PASSING:
                     raise FedrepError(f"{method} failed: {error.code().name}: {error.details()}") from error
                 away_since = away_since if away_since is not None else time.monotonic()
                 self._note_away(time.monotonic() - away_since, error)
-                await self.close()
+                if self._channel is channel:  # else another call, which failed with it, has closed it and may use the next
+                    await self.close()
                 await asyncio.sleep(pause * random.uniform(0.5, 1.0))
                 pause = min(2 * pause, LONGEST_PAUSE)
                 continue
