@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +14,10 @@ import pytest
 from fedrep.wire.methods import METHODS
 from fedrep.wire.v1 import federation_pb2 as pb
 from fedrep_runtime.status import reason_of
+from fedrep_server.calls.interceptor import Gate
 from fedrep_server.calls.play import LATE_PARTS
+from fedrep_silo.config import SiloSettings
+from fedrep_silo.connection import connect
 from tests.contract.refusals import TOO_LONG_FOR_GRPC, Call, Refused, refuses
 from tests.contract.test_federation_rpcs import CASES
 from tests.harness import mini_silo
@@ -147,3 +151,32 @@ def _reason(call: Callable[[], Any]) -> str | None:
     except grpc.RpcError as error:
         return reason_of(error)
     return None
+
+
+def test_a_silo_calls_the_methods_one_by_one_where_there_is_no_play(
+    server: LiveServer, run_name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A server from before Play: gRPC itself says that it knows no such method."""
+    known = Gate.intercept_service
+
+    async def without_play(self: Gate, continuation: Any, details: Any) -> Any:
+        return None if details.method.endswith("/Play") else await known(self, continuation, details)
+
+    monkeypatch.setattr(Gate, "intercept_service", without_play)
+    server.create_run(run_name)
+    settings = SiloSettings(
+        server=server.address,
+        run=run_name,
+        credentials=server.people.folder / SILOS[0],
+        state=tmp_path,
+        ledger=tmp_path / "ledger",
+    )
+
+    async def ask() -> list[str]:
+        connection = connect(settings)
+        try:
+            return [run.name for run in await connection.find_runs(run_name)]
+        finally:
+            await connection.close()
+
+    assert asyncio.run(ask()) == [run_name]
