@@ -101,7 +101,7 @@ def test_a_real_demo_is_watched_live_and_the_servers_death_and_return_are_shown(
     expect(page.locator(".page-head .state")).to_contain_text("finished", timeout=180_000)
     expect(current).to_have_text(str(ROUNDS))
     assert page.evaluate("window.notReloaded") is True, "everything arrived live"
-    expect(page.locator(".plot canvas")).to_have_count(6)
+    expect(page.locator(".plot canvas")).to_have_count(7)
     visitor.shoot("demo-run")
     accuracy = page.locator(".stat", has_text="Accuracy").locator(".stat-value").first
     reached, central = _summary(demo)

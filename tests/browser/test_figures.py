@@ -158,6 +158,7 @@ def test_the_charts_latest_values_are_those_of_the_last_rounds(page: Page, site:
         "exact": epsilon(sum(i.epsilon for i in run.rounds)),
         "Theorem 2": epsilon(sum(i.epsilon_theorem2 for i in run.rounds)),
     }
+    assert legend(page, "Norm of the update") == {"norm": decimal(latest(run, "update_norm"))}
     assert legend(page, "Record epsilon") == {
         s.silo: epsilon(s.record_epsilon) for s in last.silos if s.HasField("record_epsilon")
     }

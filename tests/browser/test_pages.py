@@ -50,7 +50,7 @@ def test_every_page_shows_its_data_without_an_error_or_a_foreign_request(
     chromium: Browser, site: Site, scheme: str, width: int
 ) -> None:
     visitor = visit(chromium, site.url, width=width, scheme=scheme)
-    charts = {"overview": 0, "run": 9, "round": 0, "silos": 1, "compare": 5, "compare-bytes": 5, "compare-time": 5, "empty": 0}
+    charts = {"overview": 0, "run": 10, "round": 0, "silos": 1, "compare": 5, "compare-bytes": 5, "compare-time": 5, "empty": 0}
     for name, count in {**charts, "new": 0}.items():
         page = visitor.open(PAGES[name])
         settled(page)
@@ -147,7 +147,7 @@ def test_the_servers_death_shows_as_a_banner_and_its_return_clears_it(chromium: 
     visitor.shoot("server-down")
     page.reload()
     expect(page.locator(".banner")).to_be_visible()
-    expect(page.locator(".plot canvas")).to_have_count(8)
+    expect(page.locator(".plot canvas")).to_have_count(9)
     site.server.start()
     expect(page.locator(".banner")).to_have_count(0, timeout=20_000)
     item = site.server.play_round(site.run)
@@ -235,7 +235,7 @@ def test_charts_run_by_round_or_by_the_time_of_the_day_and_the_choice_is_kept(ch
     page.get_by_label("by time").check()
     ended = datetime.fromtimestamp(last.started_at + sum(last.phase_seconds), UTC)
     expect(where).to_have_text(f"latest: round {last.round}, {ended:%Y-%m-%d %H:%M} UTC")
-    assert painted(page) == [True] * 9
+    assert painted(page) == [True] * 10
     page.reload()
     expect(where).to_contain_text("UTC")
     page.get_by_label("by round").check()

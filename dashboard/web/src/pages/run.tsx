@@ -203,12 +203,22 @@ function Charts({ rows, detail, charts, name, across }: ChartsProps) {
           </>
         }
       />
+      <Chart
+        {...common}
+        title="Norm of the update"
+        lines={lines.norm}
+        format={decimal}
+        tick={numberTick}
+        fromZero
+        exportPath={`${charts}/health`}
+        note="How far each round moved the model; a skipped round has none."
+      />
       <RecordChart rows={rows} detail={detail} across={across} exportPath={`${charts}/records`} sync={common.sync} />
     </div>
   );
 }
 
-function allLines(rows: Row[]): Record<"accuracy" | "loss" | "bytes" | "total" | "epsilon" | "epsilonSum", Line[]> {
+function allLines(rows: Row[]): Record<"accuracy" | "loss" | "bytes" | "total" | "epsilon" | "epsilonSum" | "norm", Line[]> {
   const of = (key: keyof Row) => rows.map((row) => row[key] as number | null);
   // What silos did not choose to report has no line and no place in the legend.
   const band = (kind: "accuracy" | "loss"): Line[] => {
@@ -240,6 +250,7 @@ function allLines(rows: Row[]): Record<"accuracy" | "loss" | "bytes" | "total" |
       { label: "exact", values: of("epsilon"), tone: "s1", width: 2.2 },
       { label: "Theorem 2", values: of("epsilon_theorem2"), tone: "s2", dash: [6, 4] },
     ],
+    norm: [{ label: "norm", values: of("update_norm"), tone: "s4", width: 2.2 }],
     epsilonSum: [
       { label: "exact", values: of("epsilon_sum"), tone: "s1", width: 2.2 },
       { label: "Theorem 2", values: of("epsilon_theorem2_sum"), tone: "s2", dash: [6, 4] },
