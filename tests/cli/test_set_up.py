@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -100,8 +101,7 @@ def test_four_silos_are_set_up_up_to_an_applied_round_by_at_most_twelve_commands
     _only_the_authority_knows_the_passphrase(up.pid)
 
     (terminals.folder("consortium") / "hospital.py").write_text(TRAINER)
-    (terminals.folder("consortium") / "client.toml").write_text('[trainer]\nuser_code = "hospital:build"\n')
-    terminals.type("consortium", "run", "model")
+    terminals.type("consortium", "run", "model", "--trainer", "hospital:build")
     terminals.type("consortium", "run", "create")
     for name in SILOS:
         (terminals.folder(name) / "hospital.py").write_text(TRAINER)
@@ -264,6 +264,21 @@ def test_a_taken_port_is_one_sentence_before_anything_is_written_or_started(
 def test_up_without_a_federation_says_how_to_make_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["up", "--folder", str(tmp_path)]) == 1
     assert "fedrep init NAME" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("passphrase")
+def test_up_ends_and_says_why_when_a_part_of_it_ends(terminals: Terminals) -> None:
+    apart = ["--server-host", "far.example.org", *ports()]
+    terminals.type("consortium", "init", "lungs", *apart)
+    (terminals.folder("consortium") / "dashboard.toml").unlink()
+    up = terminals.start("consortium", "up")
+    assert terminals.answer(up)["running"] == ["authority"]
+    children = Path(f"/proc/{up.pid}/task/{up.pid}/children")
+    if not children.exists():
+        pytest.skip("only Linux tells whose children are whose")
+    os.kill(int(children.read_text()), signal.SIGTERM)
+    assert up.wait() == 1
+    assert "authority ended with code 0" in (terminals.folder("consortium") / "up.log").read_text()
 
 
 @pytest.fixture(scope="module")

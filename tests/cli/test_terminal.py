@@ -27,6 +27,7 @@ from fedrep_cli.main import COMMANDS, main
 from fedrep_cli.output import emit, folded
 from fedrep_cli.run import _run_table, _runs_table
 from fedrep_cli.run_costs import Costs, costs_text, figures
+from fedrep_silo.config import PolicySettings, SiloSettings
 
 WIDTH = 80
 FEDREP = [sys.executable, "-m", "fedrep_cli.main"]
@@ -328,3 +329,14 @@ def test_a_watched_round_tells_both_epsilons_of_now_and_asks_once_for_each() -> 
     now.ClearField("epsilon_total")
     assert figures(now) == {"epsilon_total": "none", "record_epsilon": "none"}
     assert figures(pb.RunSummary(epsilon_total=2.0)) == {"epsilon_total": 2.0}, "not reported is not none"
+
+
+def test_a_spent_budget_lasts_for_no_more_rounds_and_never_for_fewer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from fedrep_cli import client_check
+
+    monkeypatch.setattr(client_check, "_spent", lambda *_: 30.0)
+    settings = SiloSettings(state=tmp_path, policy=PolicySettings(epsilon_budget=10.0))
+    run = SimpleNamespace(parameters=400, coordinates=20, silos=("a", "b", "c", "d"), alpha=0.5, rounds=100)
+    joined: Any = SimpleNamespace(run=SimpleNamespace(manifest=run), last_round=3)
+    found = client_check._epsilon(settings, joined, "a")
+    assert (found["outcome"], "lasts for 0 more rounds" in found["text"]) == ("warning", True)

@@ -93,7 +93,7 @@ def _next(plan: Plan, founding: Founding) -> list[str]:
     return [
         f"fedrep up{there}    # here: authority, server and dashboard, until Ctrl-C; asks for the passphrase",
         *([f"fedrep join TOKEN    # at each silo; its TOKEN is in {shown} and so on"] if shown else []),
-        "fedrep run model    # here: the parameters to start from; --config names a silo's settings",
+        "fedrep run model    # here: the parameters to start from; --trainer as at the silos",
         "fedrep run create    # here: the run in run.toml",
     ]
 

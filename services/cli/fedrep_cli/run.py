@@ -83,6 +83,9 @@ def initial_model(
         Path | None,
         typer.Option("--config", help="Settings of a silo, whose [trainer] makes the model; client.toml if there is one."),
     ] = None,
+    trainer: Annotated[
+        str | None, typer.Option("--trainer", help="module:function in this folder that makes the trainer, instead of settings.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Write the parameters a run starts from, as the silos' trainer makes them; the same settings give the same ones."""
@@ -90,9 +93,13 @@ def initial_model(
     from fedrep_silo.config import load_silo_settings
     from fedrep_trainers.layout import write_model
 
-    trainer = make_trainer(load_silo_settings(config or existing("client.toml")))
-    vector = trainer.initial()
-    write_model(target, trainer.layout, vector)
+    settings = load_silo_settings(config or (None if trainer else existing("client.toml")))
+    if trainer is not None:
+        own = settings.trainer.model_copy(update={"user_code": trainer, "user_code_dir": Path.cwd()})
+        settings = settings.model_copy(update={"trainer": own})
+    made = make_trainer(settings)
+    vector = made.initial()
+    write_model(target, made.layout, vector)
     emit({"file": str(target), "parameters": vector.size}, as_json, lambda r: f"Wrote {r['file']}, {r['parameters']} parameters.")
 
 
