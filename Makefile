@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench paper format clean test-browser pictures test-images chart policies fuzz load chaos proto web wheelhouse browser
+.PHONY: help setup demo test check bench paper format clean test-browser pictures test-images chart policies fuzz load chaos proto web wheelhouse browser release
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | awk -F'\t' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -96,6 +96,9 @@ load: setup ## 64 silos that train nothing play rounds; shows where the time goe
 
 chaos: setup ## Kill processes at random for a while and check that nothing is lost
 	$(BIN)/python -m pytest tests/chaos
+
+release: setup ## Wheel, images, chart, contents and checksums into dist/ (DRY=1 publishes nothing; REGISTRY=...)
+	DRY=$(DRY) REGISTRY=$(REGISTRY) $(BIN)/python deploy/release.py
 
 wheelhouse: $(STAMPS)/installed ## All wheels a silo needs, for machines without a network
 	$(PIP) wheel --quiet --wheel-dir wheelhouse '.[client]'

@@ -259,14 +259,17 @@ def test_pods_restart_when_their_settings_change() -> None:
 
 def test_a_registry_replaces_where_every_image_comes_from(rendered: dict[str, list[Manifest]]) -> None:
     images = {container["image"] for pod in pods(rendered["existing-secrets"]) for container in pod["spec"]["containers"]}
-    assert images == {f"mirror.example.org/library/fedrep/{part}:0.1.0" for part in ("server", "dashboard", "client")}
+    parts = {"server": "0.1.0", "dashboard": "0.1.0", "client": "0.1.0-cpu"}
+    assert images == {f"mirror.example.org/library/fedrep/{part}:{tag}" for part, tag in parts.items()}
     assert all(pod["spec"]["imagePullSecrets"] == [{"name": "login"}] for pod in pods(rendered["existing-secrets"]))
 
 
 def test_an_image_can_be_given_by_digest() -> None:
-    manifests = render({"image": {"digests": {"server": "sha256:" + "0" * 64}, "tag": "9"}})
+    server, cuda = "sha256:" + "0" * 64, "sha256:" + "1" * 64
+    chosen = {"digests": {"server": server, "clientCuda": cuda}, "clientVariant": "cuda", "tag": "9"}
+    manifests = render({"image": chosen, "silo": SILO})
     images = {container["image"] for pod in pods(manifests) for container in pod["spec"]["containers"]}
-    assert images == {"fedrep/server@sha256:" + "0" * 64, "fedrep/dashboard:9"}
+    assert images == {f"fedrep/server@{server}", "fedrep/dashboard:9", f"fedrep/client@{cuda}"}
 
 
 def test_monitoring_is_left_out_where_the_cluster_cannot_read_it(rendered: dict[str, list[Manifest]]) -> None:

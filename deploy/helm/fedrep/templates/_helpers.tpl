@@ -35,9 +35,15 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- /* Called with (list $ "server"); registry, repository and tag of one of the three images. */ -}}
 {{- define "fedrep.image" -}}
 {{- $root := index . 0 -}}
-{{- $repository := get $root.Values.image (index . 1) -}}
-{{- $image := printf "%s:%s" $repository (default $root.Chart.AppVersion $root.Values.image.tag) -}}
-{{- with get $root.Values.image.digests (index . 1) -}}{{- $image = printf "%s@%s" $repository . -}}{{- end -}}
+{{- $part := index . 1 -}}
+{{- $repository := get $root.Values.image $part -}}
+{{- $tag := default $root.Chart.AppVersion $root.Values.image.tag -}}
+{{- if eq $part "client" -}}
+{{- $tag = printf "%s-%s" $tag $root.Values.image.clientVariant -}}
+{{- if eq $root.Values.image.clientVariant "cuda" -}}{{- $part = "clientCuda" -}}{{- end -}}
+{{- end -}}
+{{- $image := printf "%s:%s" $repository $tag -}}
+{{- with get $root.Values.image.digests $part -}}{{- $image = printf "%s@%s" $repository . -}}{{- end -}}
 {{- with $root.Values.image.registry -}}{{ trimSuffix "/" . }}/{{- end -}}{{ $image }}
 {{- end -}}
 

@@ -1,0 +1,144 @@
+"""A release: what `make release` makes, in which order, from what, and that the workflow does the same."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.deploy.chart import REPOSITORY
+
+WORKFLOW = REPOSITORY / ".github" / "workflows" / "release.yml"
+
+
+@pytest.fixture(scope="module")
+def release() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("release", REPOSITORY / "deploy" / "release.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["release"] = module  # dataclasses look themselves up there
+    spec.loader.exec_module(module)
+    return module
+
+
+class Tools:
+    """Docker, cosign and helm, as far as a release asks them; the rest is real."""
+
+    def __init__(self, real: Any) -> None:
+        self.real = real
+        self.calls: list[list[str]] = []
+
+    def __call__(self, *command: str | Path) -> str:
+        words = [str(part) for part in command]
+        self.calls.append(words)
+        if words[:3] == ["docker", "buildx", "imagetools"]:
+            return "sha256:" + "b" * 64
+        if words[:3] == ["docker", "buildx", "build"]:
+            digest = "sha256:" + hashlib.sha256(words[words.index("--tag") + 1].encode()).hexdigest()
+            Path(words[words.index("--metadata-file") + 1]).write_text(json.dumps({"containerimage.digest": digest}))
+            return ""
+        if words[0] == "cosign":
+            return ""
+        if words[1:2] == ["push"]:
+            return "Digest: sha256:" + "c" * 64
+        return str(self.real(*command))
+
+    def of(self, *first: str) -> list[list[str]]:
+        return [call for call in self.calls if call[: len(first)] == list(first)]
+
+
+def test_a_dry_run_makes_what_can_be_made_and_says_what_it_left_out(tmp_path: Path) -> None:
+    script = REPOSITORY / "deploy" / "release.py"
+    done = subprocess.run(
+        [sys.executable, script], env={"DRY": "1", "OUT": str(tmp_path / "dist"), "PATH": "/usr/bin:/bin"},
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    if "pages are not built" in done.stderr:
+        pytest.skip("The dashboard's pages are not built: make web.")
+    assert done.returncode == 0, done.stderr
+    out = tmp_path / "dist"
+    assert {path.name for path in out.iterdir()} == {
+        "NOTES.md", "SHA256SUMS", "fedrep-0.1.0-py3-none-any.whl", "fedrep-0.1.0.tgz", "sbom.cdx.json",
+    }  # fmt: skip
+    for line in (out / "SHA256SUMS").read_text().splitlines():
+        digest, name = line.split()
+        assert hashlib.sha256((out / name).read_bytes()).hexdigest() == digest
+    names = zipfile.ZipFile(out / "fedrep-0.1.0-py3-none-any.whl").namelist()
+    assert "fedrep_dashboard/static/index.html" in names
+    assert not [name for name in names if name.startswith("tests/")]
+    assert "skipped: images" in done.stdout
+    assert "skipped: signatures" in done.stdout
+
+
+@pytest.fixture
+def published(release: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Tools, Any]:
+    tools = Tools(release.shell)
+    made = release.Release("0.1.0", "registry.example.org/fedrep", False, tmp_path, tools)
+    monkeypatch.setattr(release.shutil, "which", lambda _tool: "/usr/bin/tool")
+    release.images(made)
+    release.chart(made)
+    release.checksums(made)
+    return tools, made
+
+
+def test_every_image_is_built_for_both_machines_from_a_base_by_digest_and_signed_by_digest(published: tuple[Tools, Any]) -> None:
+    tools, made = published
+    builds = tools.of("docker", "buildx", "build")
+    assert len(builds) == 4
+    for call in builds:
+        wanted = "linux/amd64" if "VARIANT=cuda" in call else "linux/amd64,linux/arm64"
+        assert call[call.index("--platform") + 1] == wanted
+        assert any(re.fullmatch(r"BASE=python:\S+@sha256:b{64}", part) for part in call)
+        assert {"--push", "--sbom=true", "--provenance=mode=max"} <= set(call)
+    signed = {call[-1] for call in tools.of("cosign", "sign")}
+    for name, digest in made.digests.items():
+        assert f"registry.example.org/fedrep/{'client' if name == 'clientCuda' else name}@{digest}" in signed
+    assert "registry.example.org/fedrep/charts/fedrep@sha256:" + "c" * 64 in signed
+    assert tools.of("cosign", "sign-blob")
+
+
+def test_the_chart_of_a_release_names_its_images_by_digest(published: tuple[Tools, Any]) -> None:
+    _, made = published
+    with tarfile.open(made.out / "fedrep-0.1.0.tgz") as archive:
+        file = archive.extractfile("fedrep/values.yaml")
+        assert file is not None
+        values = yaml.safe_load(file.read())
+    assert values["image"]["digests"] == made.digests
+    assert values["image"]["server"] == "registry.example.org/fedrep/server"
+    assert values["image"]["client"] == "registry.example.org/fedrep/client"
+
+
+def test_nothing_is_released_from_a_commit_without_its_tag(release: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = {"status": "", "tag": "v0.0.9"}
+    monkeypatch.setattr(release, "shell", lambda _git, command, *_rest: answers[command])
+    made = release.Release("0.1.0", "registry.example.org/fedrep", False, Path("dist"), release.shell)
+    with pytest.raises(release.Stop, match=r"not tagged v0\.1\.0"):
+        release.check_source(made)
+    answers["status"] = " M file"
+    with pytest.raises(release.Stop, match="not committed"):
+        release.check_source(made)
+
+
+def test_the_workflow_runs_the_same_command_on_a_tag_after_the_checks_with_no_more_rights_than_it_needs() -> None:
+    workflow = yaml.safe_load(WORKFLOW.read_text())
+    assert workflow[True] == {"push": {"tags": ["v*"]}}, "yaml reads `on` as true"
+    assert workflow["permissions"] == {"contents": "read"}
+    (job,) = workflow["jobs"].values()
+    assert job["permissions"] == {"contents": "write", "packages": "write", "id-token": "write", "attestations": "write"}
+    runs = [step["run"] for step in job["steps"] if "run" in step]
+    assert runs[:3] == ["make setup check", "make test", "make release"]
+    assert all("@" in step["uses"] for step in job["steps"] if "uses" in step)
+    target = (REPOSITORY / "Makefile").read_text().split("\nrelease:")[1].split("\n\n")[0]
+    assert "deploy/release.py" in target
