@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from fedrep.wire.v1 import federation_pb2 as pb
-from fedrep.wire.v1.federation_pb2_grpc import FederationServiceStub
 from tests.contract.refusals import (
     BAD_SIGNATURE,
     CONFLICT,
@@ -56,10 +55,6 @@ def garbage(at: Stage, method: str) -> Any:
     if method in ("GetModel", "GetConsensus", "GetUpdate"):
         return channel.unary_stream(path)(noise, timeout=SECONDS)
     return channel.unary_unary(path)(noise, timeout=SECONDS)
-
-
-def evaluator(at: Stage) -> Any:
-    return FederationServiceStub(at.server.channel("evaluator"))  # type: ignore[no-untyped-call]
 
 
 METHODS = tuple(method.name for method in pb.DESCRIPTOR.services_by_name["FederationService"].methods)
@@ -299,8 +294,9 @@ REVEAL: dict[str, tuple[Call, Refused]] = {
 GET_UPDATE = simple("GetUpdate", "GetUpdateRequest", round=1) | {
     "a round to come": (lambda at: update(at.last, run=at.first.run, round=9), WRONG_ROUND),
     "a round that never was": (lambda at: update(at.last, run=at.first.run), ("NOT_FOUND", "UNKNOWN_ROUND")),
-    "past its deadline": (  # an evaluator's: a silo that asks how an open round ended has left it
-        lambda at: evaluator(at).GetUpdate(pb.GetUpdateRequest(run=at.first.run, round=1), timeout=0.05),
+    "past its deadline": (
+        # by one that has revealed: from the others it would say that they leave the round
+        lambda at: at.first.stub.GetUpdate(pb.GetUpdateRequest(run=at.first.run, round=1), timeout=0.05),
         ("DEADLINE_EXCEEDED", None),
     ),
     "a statement before the round is over": (
@@ -336,6 +332,7 @@ REPORT = simple("ReportMetrics", "ReportMetricsRequest") | {
 }
 
 LEAVE = simple("Leave", "LeaveRequest")
+ATTEND = simple("Attend", "AttendRequest")
 
 ABSTAIN = simple("Abstain", "AbstainRequest") | {
     "a forged session key": (
@@ -371,8 +368,8 @@ CASES: list[tuple[str, str, str, Call, Refused]] = [
         ("GetUpdate", "done", STATEMENTS),
         ("ReportMetrics", "reveal", REPORT),
         ("Leave", "propose", LEAVE),
+        ("Attend", "propose", ATTEND),
         ("Abstain", "propose", ABSTAIN),
-        ("Attend", "propose", simple("Attend", "AttendRequest")),
     )
     for name, (call, expected) in table.items()
 ]
