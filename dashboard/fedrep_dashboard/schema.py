@@ -335,8 +335,12 @@ class Comparison(Shape):
     runs: list[ComparedRun]
 
 
+# The server refuses others, in a sentence.
+Tag = Annotated[str, Field(json_schema_extra={"minLength": 1, "maxLength": 40, "pattern": "^[A-Za-z0-9_][A-Za-z0-9_.:/+-]*$"})]
+
+
 class Tags(BaseModel):
-    tags: list[Annotated[str, Field(min_length=1, max_length=40)]] = Field(max_length=16, description="All tags from now on.")
+    tags: list[Tag] = Field(max_length=16, description="All tags from now on.")
 
 
 class Reason(BaseModel):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from fedrep.errors import InvalidInputError
 
 MOST_TAGS, LONGEST_TAG = 16, 40
-_TAG = re.compile(r"\w[\w.:/+-]*")
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/+-]*")
 
 
 def checked_tags(tags: Sequence[str]) -> list[str]:
