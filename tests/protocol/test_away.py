@@ -174,6 +174,16 @@ def test_a_connection_that_is_back_after_its_grace_is_waited_for_again_and_liste
     assert kinds(run)[-2:] == ["lost", "back"]
 
 
+def test_joining_within_the_grace_is_as_good_as_a_connection() -> None:
+    run = seven()
+    gone = run.members[0]
+    tell(run, LineLost(gone.name))
+    run.join(gone.name)
+    tell(run, grace_of(run, gone.name))
+    assert standing_of(run, gone).present
+    assert run.round.away == {}
+
+
 def test_whoever_speaks_is_here() -> None:
     """The proposal came over another connection than the one that was lost."""
     run = seven()

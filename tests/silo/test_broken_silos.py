@@ -48,7 +48,11 @@ def test_a_killed_silo_is_waited_for_a_moment_and_never_until_the_deadline(feder
         waiting = await until_only_it_is_waited_for(federation, run)
         assert (waiting.open_round, waiting.phase) == (1, "propose")
         victim.kill()
+        lost = await federation.until(lambda status: status.silos[0].state != "present", run)
+        assert (lost.silos[0].state, lost.silos[0].reason) in (("lost", "connection lost"), ("left", "the run is over"))
         await asyncio.gather(*others)
+        over = await federation.until(lambda status: status.summary.silos_present == 0, run)
+        assert {(silo.state, silo.reason) for silo in over.silos} == {("left", "the run is over")}, "everyone went home"
         rounds = await federation.rounds(run)
         assert [row.outcome for row in rounds] == [federation_pb2.OUTCOME_APPLIED] * 3
         assert statuses(rounds, 0) == ["late", "absent", "absent"]
