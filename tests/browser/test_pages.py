@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
@@ -11,6 +12,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
 from fedrep.record_privacy import COVERS
+from fedrep.wire.v1 import observer_pb2 as pb
 from tests.browser.conftest import Site, visit
 from tests.harness.dashboard_server import ATTACKERS, scripted_run
 from tests.harness.dashboard_site import VIEWER, insecure, serving, settings_for
@@ -412,3 +414,25 @@ def test_of_many_silos_records_the_largest_are_drawn_and_the_others_lie_in_a_ban
     expect(card).not_to_contain_text("silo-03")
     expect(card).to_contain_text("The 8 largest are drawn one by one.")
     page.context.close()
+
+
+def test_a_run_that_stands_still_says_whom_it_waits_for_and_is_not_green(chromium: Browser, site: Site) -> None:
+    run = scripted_run("stalled")
+    lost = pb.WaitedSilo(name="silo-04", reason="connection lost", since=1.7e9)
+    waited = pb.Waiting(what="silos", silos=[pb.WaitedSilo(name="silo-03")], without=[lost], until=4e9, since=1.7e9)
+    run.summary.waiting.CopyFrom(waited)
+    site.server.add(run, 3)
+    visitor = visit(chromium, site.url)
+    page = visitor.open("/runs/stalled")
+    settled(page)
+    tile = page.locator(".stat", has_text="Round").first
+    expect(tile).to_contain_text("waiting for silo-03, ")
+    expect(page.locator(".page-head .state")).to_contain_text("running")
+    run.summary.waiting.standing_still = True
+    site.server.play_round(run)
+    badge = page.locator(".page-head .state")
+    expect(badge).to_contain_text("standing still")
+    expect(badge).to_have_class(re.compile("warn"))
+    told = page.locator(".standing-still")
+    expect(told).to_contain_text("waiting for silo-03, ")
+    expect(told).to_contain_text("going on without silo-04 (connection lost since")

@@ -8,7 +8,7 @@ import { Events } from "../events";
 import { bytes, bytesTick, count, decimal, epsilon, numberTick, percent, percentTick, recordEpsilon, span, words } from "../format";
 import { BUFFERS, HeatMap } from "../heatmap";
 import { SpanChoice, useHeatMap } from "../heatmap-data";
-import { Card, Command, Empty, Failure, Loading, Stat, Stats, useWidth } from "../parts";
+import { Card, Command, Empty, Failure, Loading, Stat, Stats, WaitingFor, useWidth } from "../parts";
 import { RecordChart } from "../record-chart";
 import { useRun } from "../run-data";
 import { RunHead } from "../run-head";
@@ -69,7 +69,17 @@ function Figures({ detail, rows }: { detail: RunDetail; rows: Row[] }) {
       <Stat
         label="Round"
         value={count(run.round)}
-        sub={`of ${count(run.rounds_planned)}, ${count(run.rounds_skipped)} skipped; ${open ? `${words(detail.phase)} in ${count(detail.open_round)} now` : "none is open"}`}
+        sub={
+          <>
+            {`of ${count(run.rounds_planned)}, ${count(run.rounds_skipped)} skipped; ${open ? `${words(detail.phase)} in ${count(detail.open_round)} now` : "none is open"}`}
+            {run.waiting.sentence && !run.waiting.standing_still && (
+              <>
+                {", "}
+                <WaitingFor waiting={run.waiting} short />
+              </>
+            )}
+          </>
+        }
       />
       <Stat
         label="Time in rounds"
