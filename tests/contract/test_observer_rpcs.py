@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load
 
+from fedrep.errors import FedrepError
 from fedrep.protocol.manifests import SignedRunManifest
 from fedrep.protocol.model_state import model_hash
 from fedrep.wire import codec
@@ -19,8 +22,10 @@ from fedrep.wire.v1 import federation_pb2
 from fedrep.wire.v1 import observer_pb2 as pb
 from fedrep.wire.v1.observer_pb2_grpc import ObserverServiceStub
 from fedrep_runtime.run_config import AggregatorConfig, sign_run
+from fedrep_server.operations.tidying import delete_runs_over_since
 from tests.harness.live_server import PARAMETERS, SILOS, LiveServer, joined, refusal, stage, wait_for_round, wait_until
 from tests.harness.mini_silo import SECONDS, play_round
+from tests.harness.people import People
 
 UNKNOWN_RUN = ("NOT_FOUND", "UNKNOWN_RUN")
 RUN_OVER = ("FAILED_PRECONDITION", "RUN_OVER")
@@ -368,3 +373,42 @@ def test_watching_ends_when_it_is_cancelled_and_the_server_forgets_it(server: Li
         stream.cancel()
     wait_until(lambda: server.tasks() < calm + 10)
     assert server.driver(run_name).state.value == "waiting"
+
+
+def test_a_run_that_is_over_is_deleted_for_good_and_what_its_silos_have_spent_stays(server: LiveServer, run_name: str) -> None:
+    server.create_run(run_name)
+    play_round(joined(server, run_name), wait_for_round(server, run_name), dict.fromkeys(SILOS, [0.01] * PARAMETERS))
+    admin = stub(server)
+    assert refusal(lambda: admin.DeleteRun(pb.DeleteRunRequest(name=run_name))) == ("FAILED_PRECONDITION", "RUN_NOT_OVER")
+    store = server.running.coordinator.store
+    before = [row for row in store.spent() if row.run == run_name]
+    assert {row.silo for row in before} == set(SILOS)
+    assert all(row.proposals == 1 for row in before)
+    admin.StopRun(pb.StopRunRequest(name=run_name))
+    assert admin.DeleteRun(pb.DeleteRunRequest(name=run_name)).silos_kept == len(SILOS)
+    assert refusal(lambda: admin.GetRun(pb.GetRunRequest(name=run_name))) == UNKNOWN_RUN
+    assert refusal(lambda: server.silo("silo-a").join(run_name)) == UNKNOWN_RUN
+    after = [row for row in store.spent() if row.run == run_name]
+    assert [replace(row, deleted_at=None) for row in after] == before
+    assert all(row.deleted_at for row in after)
+    assert (store.rounds(run_name, 0, 10), store.models(run_name), store.events(run_name, 0, 10)) == ([], [], [])
+    assert server.running.coordinator.models.versions(run_name) == []
+    assert run_name not in [run.name for run in store.runs()], "a restart does not bring it back"
+    with pytest.raises(FedrepError, match="was deleted here"):
+        server.create_run(run_name)
+
+
+def test_runs_that_have_been_over_for_long_go_by_themselves_and_no_others(people: People, tmp_path: Path) -> None:
+    with LiveServer(people, tmp_path) as live:
+        for name in ("over", "going"):
+            live.create_run(name)
+        stub(live).StopRun(pb.StopRunRequest(name="over"))
+        coordinator = live.running.coordinator
+
+        def left() -> set[str]:
+            return {driver.manifest.name for driver in coordinator.drivers}
+
+        live.ask(delete_runs_over_since(coordinator, 0.0))
+        assert left() == {"over", "going"}
+        live.ask(delete_runs_over_since(coordinator, float("inf")))
+        assert left() == {"going"}

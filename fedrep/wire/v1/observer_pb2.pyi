@@ -523,6 +523,18 @@ class TagRunResponse(_message.Message):
     summary: RunSummary
     def __init__(self, summary: _Optional[_Union[RunSummary, _Mapping]] = ...) -> None: ...
 
+class DeleteRunRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class DeleteRunResponse(_message.Message):
+    __slots__ = ("silos_kept",)
+    SILOS_KEPT_FIELD_NUMBER: _ClassVar[int]
+    silos_kept: int
+    def __init__(self, silos_kept: _Optional[int] = ...) -> None: ...
+
 class DownloadModelRequest(_message.Message):
     __slots__ = ("name", "version", "best")
     NAME_FIELD_NUMBER: _ClassVar[int]

@@ -100,6 +100,11 @@ class ObserverServiceStub:
                 request_serializer=fedrep_dot_wire_dot_v1_dot_observer__pb2.TagRunRequest.SerializeToString,
                 response_deserializer=fedrep_dot_wire_dot_v1_dot_observer__pb2.TagRunResponse.FromString,
                 _registered_method=True)
+        self.DeleteRun = channel.unary_unary(
+                '/fedrep.wire.v1.ObserverService/DeleteRun',
+                request_serializer=fedrep_dot_wire_dot_v1_dot_observer__pb2.DeleteRunRequest.SerializeToString,
+                response_deserializer=fedrep_dot_wire_dot_v1_dot_observer__pb2.DeleteRunResponse.FromString,
+                _registered_method=True)
         self.DownloadModel = channel.unary_stream(
                 '/fedrep.wire.v1.ObserverService/DownloadModel',
                 request_serializer=fedrep_dot_wire_dot_v1_dot_observer__pb2.DownloadModelRequest.SerializeToString,
@@ -202,6 +207,13 @@ class ObserverServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DeleteRun(self, request, context):
+        """Deletes a run that is over, except for what its silos have spent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DownloadModel(self, request, context):
         """Streams a kept model as a safetensors file.
         """
@@ -276,6 +288,11 @@ def add_ObserverServiceServicer_to_server(servicer, server):
                     servicer.TagRun,
                     request_deserializer=fedrep_dot_wire_dot_v1_dot_observer__pb2.TagRunRequest.FromString,
                     response_serializer=fedrep_dot_wire_dot_v1_dot_observer__pb2.TagRunResponse.SerializeToString,
+            ),
+            'DeleteRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteRun,
+                    request_deserializer=fedrep_dot_wire_dot_v1_dot_observer__pb2.DeleteRunRequest.FromString,
+                    response_serializer=fedrep_dot_wire_dot_v1_dot_observer__pb2.DeleteRunResponse.SerializeToString,
             ),
             'DownloadModel': grpc.unary_stream_rpc_method_handler(
                     servicer.DownloadModel,
@@ -635,6 +652,33 @@ class ObserverService:
             '/fedrep.wire.v1.ObserverService/TagRun',
             fedrep_dot_wire_dot_v1_dot_observer__pb2.TagRunRequest.SerializeToString,
             fedrep_dot_wire_dot_v1_dot_observer__pb2.TagRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fedrep.wire.v1.ObserverService/DeleteRun',
+            fedrep_dot_wire_dot_v1_dot_observer__pb2.DeleteRunRequest.SerializeToString,
+            fedrep_dot_wire_dot_v1_dot_observer__pb2.DeleteRunResponse.FromString,
             options,
             channel_credentials,
             insecure,

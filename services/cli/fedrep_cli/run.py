@@ -246,6 +246,26 @@ def tag(
 
 
 @app.command()
+def delete(
+    name: Name,
+    server: Server = None,
+    identity: Identity = FOLDER,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Delete a run that is over: rounds, models, metrics, events. What silos have spent stays."""
+    if not yes:
+        typer.confirm(f"Delete {name}, with all its models? That cannot be undone", abort=True)
+    with connected(server, identity) as (client, _):
+        kept = client.call("DeleteRun", pb.DeleteRunRequest(name=name)).silos_kept
+    emit(
+        {"deleted": name, "silos_kept": kept},
+        as_json,
+        lambda r: f"{r['deleted']} is deleted. Still on the books: what {r['silos_kept']} silos have spent in it.",
+    )
+
+
+@app.command()
 def rollback(
     name: Name,
     version: Annotated[int, typer.Option("--to", "--version", help="A kept version (see fedrep run show).")],

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -97,6 +99,33 @@ def restore(
         as_json,
         lambda r: f"Restored {r['restored']}: runs: {r['runs']}, models: {r['models']}.",
     )
+
+
+@app.command()
+def ledger(config: Config = None, as_json: Json = False) -> None:
+    """What each silo has spent in each run, deleted runs too, from the database."""
+    from fedrep_server.store import Database, Retention, SqlStore
+    from fedrep_server.store.schema import current_revision, known_revisions
+
+    database = Database(read_settings(config).database_url)
+    try:
+        if current_revision(database) != known_revisions()[-1]:
+            raise SettingsError("The database does not have the schema of this version. Ask with the version that uses it.")
+        rows = [asdict(row) for row in SqlStore(database, Retention()).spent()]
+    finally:
+        database.close()
+    emit({"spent": rows}, as_json, _render_ledger)
+
+
+def _render_ledger(result: Mapping[str, Any]) -> Any:
+    from rich.table import Table
+
+    table = Table("run", "silo", "proposals", "epsilon", "record epsilon", "deleted")
+    for row in result["spent"]:
+        epsilon = "no guarantee" if row["epsilon"] is None else f"{row['epsilon']:.4g}"
+        record = "" if row["record_epsilon"] is None else f"{row['record_epsilon']:.4g}"
+        table.add_row(row["run"], row["silo"], str(row["proposals"]), epsilon, record, "yes" if row["deleted_at"] else "")
+    return table
 
 
 @app.command()

@@ -155,6 +155,12 @@ class ObserverServicer(observer_pb2_grpc.ObserverServiceServicer):
         await driver.note("tags", f"tags by {caller().identity.name}: {', '.join(tags) or 'none'}")
         return pb.TagRunResponse(summary=await self._summary(driver))
 
+    async def DeleteRun(self, request: pb.DeleteRunRequest, context: Context) -> pb.DeleteRunResponse:
+        driver = self._run(request.name)
+        await self._coordinator.delete_run(driver)
+        kept = await asyncio.to_thread(self._store.spent)
+        return pb.DeleteRunResponse(silos_kept=sum(row.run == request.name for row in kept))
+
     async def DownloadModel(self, request: pb.DownloadModelRequest, context: Context) -> AsyncIterator[pb.DownloadModelResponse]:
         driver = self._run(request.name)
         if caller().identity.role is Role.SILO:

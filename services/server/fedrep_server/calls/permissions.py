@@ -42,6 +42,7 @@ PERMISSIONS: dict[str, frozenset[Role]] = {
     OBSERVER + "RollBackRun": _ADMIN,
     OBSERVER + "AmendRun": _ADMIN,
     OBSERVER + "TagRun": _ADMIN,
+    OBSERVER + "DeleteRun": _ADMIN,
     OBSERVER + "DownloadModel": _READERS | _FOLLOWERS,
 }
 

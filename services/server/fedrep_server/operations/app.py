@@ -42,10 +42,12 @@ from fedrep_server.operations.revocations import ServerRevocations
 from fedrep_server.operations.run_metrics import RunCollector
 from fedrep_server.operations.standby import Waiting
 from fedrep_server.operations.telemetry import Telemetry
+from fedrep_server.operations.tidying import delete_old_runs
 from fedrep_server.rounds.coordinator import Coordinator
 from fedrep_server.rounds.interpreter import RoundListener
 from fedrep_server.rounds.model_store import open_model_store
-from fedrep_server.store import Database, Retention, SqlStore, open_store
+from fedrep_server.store import Database, Retention, SqlStore
+from fedrep_server.store.schema import current_revision, known_revisions, newer_schema
 
 log = structlog.get_logger(__name__)
 
@@ -105,7 +107,7 @@ async def start(settings: ServerSettings, on_lost: OnLost = end_process) -> Runn
         stack.push_async_callback(server.stop, DRAIN_SECONDS)
         await server.start()
         stack.push_async_callback(coordinator.shut_down)
-        for work in (tend_credentials(settings.credentials), watch_for_trouble(coordinator)):
+        for work in (tend_credentials(settings.credentials), watch_for_trouble(coordinator), delete_old_runs(coordinator)):
             stack.callback(asyncio.create_task(work).cancel)
         for name in ("", *SERVICES):
             await health.set(name, health_pb2.HealthCheckResponse.SERVING)
@@ -195,17 +197,29 @@ def check_settings(settings: ServerSettings) -> dict[str, str]:
     """What a start would find, without opening a port."""
     credentials = _server_credentials(settings)
     _make_folder(settings.data)
-    store = open_store(settings.database_url)
+    database = Database(settings.database_url)
     try:
-        runs = len(store.runs())
+        schema, runs = _schema(database)
     finally:
-        store.close()
+        database.close()
     return {
         "identity": str(credentials.identity),
         "certificate valid until": credentials.certificate.not_valid_after_utc.isoformat(),
-        "database": "reachable, schema up to date",
+        "database": f"reachable, {schema}",
         "runs": str(runs),
     }
+
+
+def _schema(database: Database) -> tuple[str, int]:
+    """Looks and changes nothing: a schema is migrated by who leads, and a server of another release may be leading."""
+    found, known = current_revision(database), known_revisions()
+    if found is None:
+        return "empty", 0
+    if found not in known:
+        raise newer_schema(database, [found])
+    if found != known[-1]:
+        return f"schema {found}, which the first server of this release brings to {known[-1]}", 0
+    return "schema up to date", len(SqlStore(database, Retention()).runs())
 
 
 async def serve(settings: ServerSettings, started: Callable[[RunningServer], None] | None = None) -> None:

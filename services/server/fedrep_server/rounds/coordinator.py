@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import structlog
 
-from fedrep.errors import ConflictError, CryptoError, InvalidInputError, NotFoundError, SettingsError
+from fedrep.errors import ConflictError, CryptoError, InvalidInputError, NotFoundError, OutOfPhaseError, SettingsError
 from fedrep.protocol.announcement import Dice
 from fedrep.protocol.best import Best
 from fedrep.protocol.goals import Goals
@@ -20,7 +20,7 @@ from fedrep.protocol.messages import SignedRollback
 from fedrep.protocol.model_state import ServerModel
 from fedrep.protocol.preflight import preflight
 from fedrep.protocol.run_events import Restarted
-from fedrep.protocol.run_progress import RunProgress
+from fedrep.protocol.run_progress import RunProgress, RunState
 from fedrep.protocol.server_rules import check_rollback_signature
 from fedrep.protocol.server_run import ServerRun
 from fedrep.wire import codec
@@ -72,6 +72,8 @@ class Coordinator:
 
     async def resume_runs(self) -> None:
         """After a start: every run that is not over goes on from its last applied round."""
+        for name in await asyncio.to_thread(self.store.deleted_runs):
+            await asyncio.to_thread(self.models.prune, name, frozenset())
         for stored in reversed(await asyncio.to_thread(self.store.runs)):
             driver = await asyncio.to_thread(self._restored, stored)
             self._add(driver)
@@ -125,6 +127,8 @@ class Coordinator:
             self.store.create_run(stored, NewModel(0, state.hash, state.chain, FLOAT_BYTES * state.vector.size), [created])
         except ConflictError:
             there = self.store.run(manifest.name)
+            if there.deleted_at is not None:
+                raise _name_spent(manifest.name) from None
             if there.run != stored.run:
                 raise
             return self._restored(there)  # created before, and the word of it was lost
@@ -239,11 +243,36 @@ class Coordinator:
         await driver.amend(signed)
         self._add(driver)
 
+    async def delete_run(self, driver: RunDriver) -> None:
+        """For good, and only when it is over. The database first: models that are left by a crash go at the next start."""
+        if driver.state not in (RunState.FINISHED, RunState.STOPPED):
+            raise OutOfPhaseError(
+                f"the run is {driver.state.value}; stop it first (fedrep run stop), and export the model you want to keep",
+                reason="RUN_NOT_OVER",
+            )
+        name = driver.manifest.name
+        await asyncio.to_thread(self.store.delete_run, name, time.time())
+        self._drivers.pop(name, None)
+        self._by_hash = {run: found for run, found in self._by_hash.items() if found is not driver}
+        for known in (self._seen, self._reported, self._problems):
+            for key in [key for key in known if key[0] == name]:
+                del known[key]
+        await asyncio.to_thread(self.models.prune, name, frozenset())
+        self.watchers.changed(name)
+        log.info("run_deleted", run=name)
+
     async def roll_back(self, driver: RunDriver, version: int, order: SignedRollback, admin: PeerCertificate) -> None:
         """Silos are shown the certificate that was verified here, whatever came with the order."""
         check_rollback_signature(order, admin.verify_key)
         order = replace(order, admin=admin.identity.name, certificate=admin.chain)
         await driver.roll_back(await asyncio.to_thread(driver.records.model, version), order)
+
+
+def _name_spent(name: str) -> ConflictError:
+    return ConflictError(
+        f"a run named {name!r} was deleted here, and what its silos have spent is kept under that name; choose another",
+        reason="NAME_TAKEN",
+    )
 
 
 def _name_taken(name: str) -> ConflictError:

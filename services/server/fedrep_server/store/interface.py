@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from fedrep_server.store.deletion import SpentRow
 from fedrep_server.store.rows import (
     LedgerEntry,
     ModelRow,
@@ -43,6 +44,16 @@ class Store(Protocol):
         ...
 
     def set_tags(self, name: str, tags: Sequence[str]) -> None: ...
+
+    def delete_run(self, name: str, at: float) -> None:
+        """All but its row and what silos have spent."""
+        ...
+
+    def deleted_runs(self) -> list[str]: ...
+    def spent(self) -> list[SpentRow]:
+        """By run and silo, deleted runs too."""
+        ...
+
     def summary(self, name: str) -> RunFigures: ...
 
     def open_round(self, run: str, number: int, state: str = "running", events: Sequence[NewEvent] = ()) -> None:

@@ -44,6 +44,7 @@ class StoredRun:
     created_at: float
     progress: Progress
     open_round: int = 0
+    deleted_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

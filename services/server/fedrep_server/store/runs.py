@@ -46,7 +46,8 @@ def progress_columns(progress: Progress) -> dict[str, Any]:
 
 
 def all_runs(connection: Connection) -> list[StoredRun]:
-    return [_stored(row) for row in connection.execute(select(runs).order_by(runs.c.created_at.desc(), runs.c.name))]
+    there = select(runs).where(runs.c.deleted_at.is_(None))
+    return [_stored(row) for row in connection.execute(there.order_by(runs.c.created_at.desc(), runs.c.name))]
 
 
 def by_name(connection: Connection, name: str) -> StoredRun:
@@ -154,5 +155,14 @@ def _stored(row: Row[Any]) -> StoredRun:
         row.amendments,
     )
     return StoredRun(
-        row.name, row.hash, row.manifest, row.options, row.state, row.reason, row.created_at, progress, row.open_round
+        row.name,
+        row.hash,
+        row.manifest,
+        row.options,
+        row.state,
+        row.reason,
+        row.created_at,
+        progress,
+        row.open_round,
+        row.deleted_at,
     )

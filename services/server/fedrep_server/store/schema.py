@@ -26,15 +26,19 @@ def migrate(database: Database, revision: str = "head") -> None:
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
         current = set(MigrationContext.configure(connection).get_current_heads())
         if not current <= known:
-            raise SettingsError(
-                f"The database {database.shown} was written by a newer fedrep (schema {', '.join(sorted(current - known))}, "
-                f"this version knows up to {scripts.get_current_head()}). Install that version or restore an older backup.",
-                reason="NEWER_SCHEMA",
-            )
+            raise newer_schema(database, sorted(current - known))
         if revision == "head" and current == set(scripts.get_heads()):
             return
         config.attributes["connection"] = connection
         command.upgrade(config, revision)
+
+
+def newer_schema(database: Database, found: list[str]) -> SettingsError:
+    return SettingsError(
+        f"The database {database.shown} was written by a newer fedrep (schema {', '.join(found)}, "
+        f"this version knows up to {known_revisions()[-1]}). Install that version or restore an older backup.",
+        reason="NEWER_SCHEMA",
+    )
 
 
 def known_revisions() -> tuple[str, ...]:

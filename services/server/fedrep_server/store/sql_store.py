@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedrep.errors import ConflictError
-from fedrep_server.store import events, models, reports, rounds, runs
+from fedrep_server.store import deletion, events, models, reports, rounds, runs
 from fedrep_server.store.database import Database
 from fedrep_server.store.rows import (
     LedgerEntry,
@@ -73,6 +73,19 @@ class SqlStore:
     def set_tags(self, name: str, tags: Sequence[str]) -> None:
         with self.database.write() as connection:
             runs.change(connection, name, tags=sorted({clean(tag) for tag in tags}))
+
+    def delete_run(self, name: str, at: float) -> None:
+        with self.database.write() as connection:
+            runs.require(connection, name)
+            deletion.delete_run(connection, name, at)
+
+    def deleted_runs(self) -> list[str]:
+        with self.database.read() as connection:
+            return deletion.deleted_runs(connection)
+
+    def spent(self) -> list[deletion.SpentRow]:
+        with self.database.read() as connection:
+            return deletion.spent(connection)
 
     def summary(self, name: str) -> RunFigures:
         with self.database.read() as connection:

@@ -72,6 +72,7 @@ runs = Table(
     Column("rollback", LargeBinary),
     Column("amendments", LargeBinary),
     Column("tags", JSON),
+    Column("deleted_at", Double),
     UniqueConstraint("hash", name="runs_hash"),
 )
 

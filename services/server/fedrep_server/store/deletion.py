@@ -1,0 +1,63 @@
+"""Deleting a run that is over: rounds, updates, metrics, events and models go. What silos have spent stays, under the run's name.
+
+The name is not free afterwards: silos keep their own books by it, and another run under it would be taken for this one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, delete, func, select, update
+
+from fedrep_server.store.tables import BACKED_UP, ledger, runs, silos
+
+KEPT = (runs, silos, ledger)
+
+
+@dataclass(frozen=True, slots=True)
+class SpentRow:
+    """What one silo has spent in one run; `epsilon` is None if a proposal had no guarantee."""
+
+    run: str
+    silo: str
+    proposals: int
+    epsilon: float | None
+    record_epsilon: float | None
+    record_delta: float | None
+    deleted_at: float | None
+
+
+def delete_run(connection: Connection, name: str, at: float) -> None:
+    for table in reversed(BACKED_UP):  # children before parents
+        if table not in KEPT:
+            connection.execute(delete(table).where(table.c.run == name))
+    connection.execute(update(silos).where(silos.c.run == name).values(problem="", drill="", software_version=""))
+    connection.execute(update(runs).where(runs.c.name == name).values(deleted_at=at, tags=None))
+
+
+def deleted_runs(connection: Connection) -> list[str]:
+    return list(connection.execute(select(runs.c.name).where(runs.c.deleted_at.is_not(None)).order_by(runs.c.name)).scalars())
+
+
+def spent(connection: Connection) -> list[SpentRow]:
+    proposals = (
+        select(ledger.c.run, ledger.c.silo, func.count().label("proposals")).group_by(ledger.c.run, ledger.c.silo).subquery()
+    )
+    rows = connection.execute(
+        select(silos, runs.c.deleted_at, proposals.c.proposals)
+        .join(runs, runs.c.name == silos.c.run)
+        .outerjoin(proposals, (proposals.c.run == silos.c.run) & (proposals.c.silo == silos.c.name))
+        .order_by(silos.c.run, silos.c.name)
+    )
+    return [
+        SpentRow(
+            row.run,
+            row.name,
+            row.proposals or 0,
+            None if row.releases_without_guarantee else row.epsilon_ledger,
+            row.record_epsilon,
+            row.record_delta,
+            row.deleted_at,
+        )
+        for row in rows
+    ]
