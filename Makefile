@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench paper format clean test-browser pictures test-images chart policies fuzz load chaos proto web wheelhouse browser release
+.PHONY: help setup demo test check bench paper format clean test-browser pictures test-images chart policies fuzz load chaos proto web wheelhouse browser release crds
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | awk -F'\t' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -87,6 +87,10 @@ chart: $(STAMPS)/installed ## Regenerate the Helm chart's README and schema from
 policies: $(STAMPS)/installed ## Check chart and Dockerfile with checkov, in an environment of its own
 	@test -x .bench/checkov/bin/checkov || { $(PYTHON) -m venv .bench/checkov && PIP_CONSTRAINT= .bench/checkov/bin/pip install --quiet checkov==3.3.30; }
 	$(BIN)/python -m tests.deploy.policies .bench/checkov/bin/checkov
+
+crds: ## Fetch the definitions of cert-manager, Prometheus operator and Gateway API, against which a test then checks the chart
+	mkdir -p .bench/crds
+	npm install --silent --no-audit --no-fund --prefix .bench/crds @kubernetes-models/cert-manager@4.4.4 @kubernetes-models/prometheus-operator@6.0.0 @kubernetes-models/gateway-api@2.0.0
 
 fuzz: setup ## Fuzz every decoder (SECONDS=60 each)
 	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60)
