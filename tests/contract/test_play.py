@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
+from fedrep.errors import FedrepError
 from fedrep.wire.methods import METHODS
 from fedrep.wire.v1 import federation_pb2 as pb
 from fedrep_runtime.status import reason_of
@@ -180,3 +181,39 @@ def test_a_silo_calls_the_methods_one_by_one_where_there_is_no_play(
             await connection.close()
 
     assert asyncio.run(ask()) == [run_name]
+
+
+def test_calls_that_begin_together_all_reach_the_server(server: LiveServer, run_name: str, tmp_path: Path) -> None:
+    """An upload looks ahead before its first part leaves, and must not be overtaken by a call with a higher number."""
+    server.create_run(run_name)
+    settings = SiloSettings(
+        server=server.address,
+        run=run_name,
+        credentials=server.people.folder / SILOS[0],
+        state=tmp_path,
+        ledger=tmp_path / "ledger",
+    )
+
+    async def slow_parts(stub: Any) -> Any:
+        async def parts() -> AsyncIterator[Any]:
+            for chunk in (b"a", b"b"):
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+                yield pb.ProposeCoordinatesRequest(chunk=chunk)
+
+        return await stub.ProposeCoordinates(parts(), timeout=SECONDS)
+
+    async def together() -> list[Any]:
+        connection = connect(settings)
+        try:
+            upload = asyncio.create_task(connection._call("ProposeCoordinates", slow_parts))
+            await asyncio.sleep(0)
+            questions = [connection.find_runs(run_name) for _ in range(3)]
+            return await asyncio.gather(upload, *questions, return_exceptions=True)
+        finally:
+            await connection.close()
+
+    refused, *found = asyncio.run(together())
+    assert isinstance(refused, FedrepError)
+    assert refused.reason == "NO_HEADER"
+    assert [[run.name for run in runs] for runs in found] == [[run_name]] * 3

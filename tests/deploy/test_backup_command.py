@@ -48,7 +48,7 @@ def test_a_backup_taken_from_postgresql_is_restored_to_sqlite_with_its_models(
 
     federation.server_options = {"data": tmp_path / "restored"}
     assert main(["server", "restore", str(saved), "--config", str(write_settings(federation, new))]) == 0
-    assert capsys.readouterr().out == f"Restored {saved}: runs: 1, models: {len(before.models)}.\n"
+    assert capsys.readouterr().out.split() == f"Restored {saved}: runs: 1, models: {len(before.models)}.".split()
     after = run_scenario(play(federation, rounds=None))
     assert after.summary.rounds_applied == 2
     assert after.summary.state == before.summary.state

@@ -15,11 +15,13 @@ import pytest
 import yaml
 from cryptography import x509
 
+from fedrep_cli.processes import free_ports
 from tests.deploy.chart import HELM, REPOSITORY
 
 DEPLOY = REPOSITORY / "deploy"
 SCRIPT = DEPLOY / "cluster.sh"
 MOST = 8
+PORTS = ("enrolment", "certificate", "health", "metrics", "dashboard")
 # Notes what it is called with; `fedrep init` is the real one, and a Secret's files must be there.
 STUB = """#!{python}
 import json, os, pathlib, subprocess, sys
@@ -30,7 +32,8 @@ for argument in arguments:
     if argument.startswith("--from-file="):
         assert pathlib.Path(argument.removeprefix("--from-file=")).stat().st_size, argument
 if name == "fedrep" and arguments[0] == "init":
-    sys.exit(subprocess.run([sys.executable, "-m", "fedrep_cli.main", *arguments]).returncode)
+    ports = os.environ["FREE_PORTS"].split()  # this machine may use those that it takes by itself
+    sys.exit(subprocess.run([sys.executable, "-m", "fedrep_cli.main", *arguments, *ports]).returncode)
 """
 
 
@@ -66,6 +69,7 @@ def test_each_command_finds_what_the_one_before_has_made(tmp_path: Path) -> None
         "HOST": "federation.example.org",
         "DATABASE": "postgresql://u:p@db/f",
         "FEDREP_CA_PASSPHRASE": "of these tests",
+        "FREE_PORTS": " ".join(f"--{name}-port {port}" for name, port in zip(PORTS, free_ports(len(PORTS)), strict=True)),
     }
     silos = [f"hospital-{letter}" for letter in "abcd"]
     done = subprocess.run(

@@ -50,5 +50,6 @@ def test_no_markup_of_a_silo_is_drawn(capsys: pytest.CaptureFixture[str]) -> Non
     silo = {"name": "a", "state": "present", "bytes_up": 0, "bytes_down": 0, "problem": "[link=http://evil]x[/link]"}
     summary = {"name": "r", "state": "running", "round": 1, "rounds_planned": 2, "rounds_applied": 0, "rounds_skipped": 0}
     summary |= {"silos_present": 1, "silos_allowed": 1, "bytes_up": 0, "bytes_down": 0}
-    emit({"silos": [silo], "models": [], "summary": summary}, False, _run_table)
+    nothing = {"suspicion": {"silos": [], "sentence": "", "caution": ""}, "traffic": {"sentence": "", "sent": 0, "dense": 0}}
+    emit({"silos": [silo], "models": [], "summary": summary, **nothing}, False, _run_table)
     assert "[link=" in capsys.readouterr().out.replace("\n", "")

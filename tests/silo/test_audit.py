@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,14 +16,17 @@ def test_an_entry_is_on_the_disk_before_its_bytes_leave_and_costs_one_sync(
 ) -> None:
     path = tmp_path / "audit.jsonl"
     synced: list[tuple[str, int]] = []
-    real = os.fsync
 
-    def noted(descriptor: int) -> None:
-        what = "folder" if os.path.samestat(os.fstat(descriptor), tmp_path.stat()) else "audit"
-        synced.append((what, len(path.read_text().splitlines())))
-        real(descriptor)
+    def noting(real: Callable[[int], None]) -> Callable[[int], None]:
+        def noted(descriptor: int) -> None:
+            what = "folder" if os.path.samestat(os.fstat(descriptor), tmp_path.stat()) else "audit"
+            synced.append((what, len(path.read_text().splitlines())))
+            real(descriptor)
 
-    monkeypatch.setattr(os, "fsync", noted)
+        return noted
+
+    for name in ("fsync", "fdatasync"):
+        monkeypatch.setattr(os, name, noting(getattr(os, name)))
     audit = Audit(path)
     for number in (1, 2, 3):
         audit.sent("ProposeCoordinates", 10, number)

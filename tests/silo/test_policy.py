@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-import grpc
 import pytest
 
 from fedrep.errors import RefusedError, SettingsError
 from fedrep_silo.audit import Audit
 from fedrep_silo.config import DrillSettings, PolicySettings
+from fedrep_silo.line import Line
 from tests.harness.federation import Federation, StubTrainer
 from tests.harness.scenarios import confirmed_rounds, finish, finish_in_step, serve
 
@@ -163,15 +162,14 @@ def test_only_the_figures_that_the_operator_allows_leave_the_silo(federation: Fe
 
 
 class OnTheWayOut:
-    """Sees every message of the silos' daemons when gRPC is about to send it, and looks for its entry in their audits."""
+    """Sees every message of the silos' daemons when it is about to be sent, and looks for its entry in their audits."""
 
     def __init__(self, audits: list[Audit]) -> None:
         self._audits = audits
         self.left: Counter[str] = Counter()
         self.unrecorded: list[str] = []
 
-    def look(self, method: bytes | str, message: object = None) -> None:
-        kind = (method.decode() if isinstance(method, bytes) else method).rpartition("/")[2]
+    def look(self, kind: str, message: object) -> None:
         if kind.startswith("Get") or kind == "Attend" or getattr(message, "session_key", None) == b"":
             return  # a question
         self.left[kind] += 1
@@ -181,26 +179,21 @@ class OnTheWayOut:
     def entries(self) -> list[dict[str, Any]]:
         return [entry for audit in self._audits for entry in audit.entries()]
 
-    def interceptors(self) -> list[Any]:
+    def line(self) -> type[Line]:
         look = self.look
 
-        class Messages(grpc.aio.UnaryUnaryClientInterceptor):  # type: ignore[type-arg]
-            async def intercept_unary_unary(self, go_on: Any, details: Any, request: Any) -> Any:
-                look(details.method, request)
-                return await go_on(details, request)
+        class Watched(Line):
+            async def _write(self, call: Any, message: Any) -> None:
+                if message.method:
+                    look(message.method, call.request)
+                await super()._write(call, message)
 
-        class Uploads(grpc.aio.StreamUnaryClientInterceptor):  # type: ignore[type-arg]
-            async def intercept_stream_unary(self, go_on: Any, details: Any, requests: Any) -> Any:
-                look(details.method)
-                return await go_on(details, requests)
-
-        return [Messages(), Uploads()]
+        return Watched
 
 
 def test_the_audit_holds_an_entry_before_the_bytes_leave(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
     watched = OnTheWayOut([Audit(federation.settings(n, "audit").state / "audit.jsonl") for n in range(4)])
-    connect = grpc.aio.secure_channel
-    monkeypatch.setattr(grpc.aio, "secure_channel", partial(connect, interceptors=watched.interceptors()))
+    monkeypatch.setattr("fedrep_silo.connection.Line", watched.line())
     monkeypatch.setattr("fedrep_silo.audit.time", SimpleNamespace(time=lambda: 1_900_000_000.1234))
 
     async def scenario(federation: Federation, run: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -19,6 +20,17 @@ from fedrep.wire.v1 import federation_pb2 as pb
 from fedrep_runtime.status import DETAILS_KEY
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
+@dataclass(eq=False)
+class _Call:
+    """`number` is 0 until its first message leaves."""
+
+    method: Method
+    request: Any
+    answers: asyncio.Queue[pb.PlayResponse | BaseException] = field(default_factory=asyncio.Queue)
+    number: int = 0
+    is_over: bool = False
 
 
 class Line:
@@ -62,18 +74,14 @@ class Line:
         raise _error(grpc.StatusCode.INTERNAL, f"the server ended {method.name} without an answer")
 
     async def _ask_for_parts(self, method: Method, request: Any, timeout: float | None) -> AsyncGenerator[Any, None]:
-        if self._ended is not None:
-            raise self._ended
-        self._last += 1
-        number, answers = self._last, asyncio.Queue[pb.PlayResponse | BaseException]()
-        self._open[number] = answers
-        sending = asyncio.create_task(self._send(method, number, request))
+        call = _Call(method, request)
+        sending = asyncio.create_task(self._send(call))
         deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
         over = False
         try:
             while not over:
                 async with asyncio.timeout_at(deadline):  # not around the yield: whoever waits there must not be cancelled
-                    answer = await answers.get()
+                    answer = await call.answers.get()
                 if isinstance(answer, BaseException):
                     over = True
                     raise answer
@@ -85,34 +93,54 @@ class Line:
         except TimeoutError:
             raise _error(grpc.StatusCode.DEADLINE_EXCEEDED, f"{method.name} was not answered in {timeout:g} s") from None
         finally:
-            sending.cancel()
-            del self._open[number]
-            if not over and self._ended is None:
-                self._tell(pb.PlayRequest(call=number, cancelled=True))
+            call.is_over = True
+            known = self._open.pop(call.number, None) is not None
+            if not over and known:
+                self._later(sending, pb.PlayRequest(call=call.number, cancelled=True))
 
-    async def _send(self, method: Method, number: int, request: Any) -> None:
-        """Stops when the answer is there before all parts have left."""
-        if not method.takes_parts:
-            first = pb.PlayRequest(call=number, method=method.name, message=request.SerializeToString(), last=True)
-            return await self._write(first)
-        before: pb.PlayRequest | None = None
-        async for part in request:  # one behind, so that the last part can say that it is the last
-            if before is not None:
-                await self._write(before)
-            name = method.name if before is None else ""
-            before = pb.PlayRequest(call=number, method=name, message=part.SerializeToString())
-        last = before if before is not None else pb.PlayRequest(call=number, method=method.name)
-        last.last = True
-        return await self._write(last)
+    async def _send(self, call: _Call) -> None:
+        """Stops when the answer is there before all parts have left. Never cancelled: gRPC would cancel the whole stream."""
+        method = call.method
+        try:
+            if not method.takes_parts:
+                message = call.request.SerializeToString()
+                return await self._write(call, pb.PlayRequest(method=method.name, message=message, last=True))
+            before: pb.PlayRequest | None = None
+            async for part in call.request:  # one behind, so that the last part can say that it is the last
+                if before is not None:
+                    await self._write(call, before)
+                before = pb.PlayRequest(method="" if call.number else method.name, message=part.SerializeToString())
+            last = before if before is not None else pb.PlayRequest(method=method.name)
+            last.last = True
+            await self._write(call, last)
+        except Exception as error:  # without its request a call would wait for ever
+            call.answers.put_nowait(error)
 
-    async def _write(self, message: pb.PlayRequest) -> None:
+    async def _write(self, call: _Call, message: pb.PlayRequest) -> None:
+        """Calls get their numbers in the order in which they reach the server, which takes a lower one for one that is over."""
         async with self._writing:
+            if call.is_over:
+                return
+            if self._ended is not None:
+                raise self._ended
+            if not call.number:
+                self._last += 1
+                call.number = self._last
+                self._open[call.number] = call.answers
+            message.call = call.number
             with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):  # the reader says why the stream ended
                 await self._stream.write(message)
 
-    def _tell(self, message: pb.PlayRequest) -> None:
-        task = asyncio.create_task(self._write(message))
-        self._told = task  # the loop itself keeps only weak references
+    def _later(self, sending: asyncio.Task[None], message: pb.PlayRequest) -> None:
+        """After what is being sent; nobody waits for it."""
+
+        async def tell() -> None:
+            await asyncio.wait((sending,))
+            async with self._writing:
+                with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
+                    await self._stream.write(message)
+
+        self._told = asyncio.create_task(tell())  # the loop itself keeps only weak references
 
     async def _read(self) -> None:
         ended: BaseException = _error(grpc.StatusCode.UNAVAILABLE, "the server ended the stream")

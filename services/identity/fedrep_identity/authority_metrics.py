@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterator
-
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.registry import Collector
+from typing import TYPE_CHECKING
 
 from fedrep_identity.authority import CertificateAuthority
 from fedrep_identity.certificates import load_chain
 
+if TYPE_CHECKING:
+    from prometheus_client.core import GaugeMetricFamily
 
-class AuthorityCollector(Collector):
+
+class AuthorityCollector:
     """Of each name the newest certificate that was not revoked; whoever let it end long ago has left."""
 
     LEFT_AFTER = dt.timedelta(days=30)
@@ -21,6 +22,8 @@ class AuthorityCollector(Collector):
         self._authority = authority
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
+        from prometheus_client.core import GaugeMetricFamily  # an authority without a metrics port needs no Prometheus
+
         members = GaugeMetricFamily(
             "fedrep_ca_certificate_expires_timestamp_seconds",
             "Unix time at which the newest certificate of a name ends",
