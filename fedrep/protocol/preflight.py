@@ -155,7 +155,9 @@ def _bits(run: RunManifest) -> list[str]:
 def _coordinates(run: RunManifest) -> list[str]:
     problems = []
     if run.coordinates < len(run.silos):
-        problems.append(f"K = {run.coordinates}: at least one coordinate per silo, {len(run.silos)}; raise K/d")
+        least = math.ceil(1000 * len(run.silos) / run.parameters) / 1000
+        text = f"K = {run.coordinates}: at least one coordinate per silo, {len(run.silos)}; raise K/d (fraction) to {least:g}"
+        problems.append(text)
     smallest = max(run.quorum, 1)
     if run.coordinates // smallest >= run.parameters:
         problems.append(

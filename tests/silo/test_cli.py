@@ -356,6 +356,30 @@ def test_a_revoked_silo_stops_with_the_reason(tmp_path: Path) -> None:
     run_scenario(scenario())
 
 
+def test_the_terminal_goes_on_with_the_next_run_of_a_silo_that_follows_runs() -> None:
+    """Between two runs there is nobody to report, and the next one counts its rounds from the start."""
+
+    def reported(run: str, over: int) -> SimpleNamespace:
+        status = {"phase": f"in {run}", "last_round": over, "outcome": "applied", "bytes_sent": 1, "epsilon_total": 0.0}
+        return SimpleNamespace(rounds_over=over, status=status)
+
+    daemon, screen = SimpleNamespace(reports=reported("first", 5), status={"phase": "looking for a run"}), StringIO()
+
+    async def scenario() -> None:
+        view = asyncio.create_task(show_rounds(daemon, Console(file=screen, force_terminal=True, width=120)))  # type: ignore[arg-type]
+        for reports, seen in ((daemon.reports, "in first"), (None, "looking for a run"), (reported("second", 1), "in second")):
+            daemon.reports = reports
+            while seen not in screen.getvalue():
+                assert not view.done()
+                await asyncio.sleep(0.02)
+        view.cancel()
+        await asyncio.gather(view, return_exceptions=True)
+
+    asyncio.run(scenario())
+    assert screen.getvalue().count("round 5  applied") == 1
+    assert screen.getvalue().count("round 1  applied") == 1
+
+
 def test_the_terminal_shows_each_finished_round_once() -> None:
     reports = SimpleNamespace(rounds_over=0, status={"phase": "training", "round": 1})
     screen, looks = StringIO(), list[None]()

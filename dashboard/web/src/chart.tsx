@@ -26,6 +26,7 @@ interface ChartProps {
   range?: [number, number];
   exportPath?: string;
   note?: preact.ComponentChildren;
+  missing?: string; // what is said while there is nothing to draw
   sync?: string;
   xLabel?: string;
   xFormat?: (value: number) => string;
@@ -41,7 +42,7 @@ export function Chart(props: ChartProps) {
   const filled = xs.length > 0 && lines.some((line) => line.values.some((value) => value != null));
   return (
     <Card title={title} exportPath={exportPath} note={note}>
-      {filled ? <Plot {...props} /> : <Empty title="Nothing to draw yet">The first finished round will appear here.</Empty>}
+      {filled ? <Plot {...props} /> : <Empty title="Nothing to draw yet">{props.missing ?? "The first finished round will appear here."}</Empty>}
       {!filled && <span hidden>{format(null)}</span>}
     </Card>
   );

@@ -317,6 +317,8 @@ async def _until_asked_to_stop(
     if work.done():
         at_once.cancel()
         work.result()
+        if live:
+            complain("fedrep client", "the run is over. fedrep client export FILE writes its model.")
         return
     daemon.stop()
     if daemon.speaking:
@@ -332,6 +334,8 @@ async def _until_asked_to_stop(
         await work
     with suppress(TimeoutError, FedrepError):
         await asyncio.wait_for(daemon.leave(), LEAVE_SECONDS)
+        if live:
+            complain("fedrep client", "this silo has left; the same command brings it back.")
 
 
 async def _say_goodbye(settings: SiloSettings, run: bytes) -> tuple[bool, str]:

@@ -26,12 +26,14 @@ LABELS = {"at": "last sign of life", "now": "run of now"}
 async def show_rounds(daemon: SiloDaemon | Evaluator | Follower, console: Console | None = None) -> None:
     """Beside the daemon, until cancelled. Only looks at its status."""
     console = console or Console(stderr=True)
-    shown = 0
+    reports, shown = None, 0
     with console.status("starting") as line:
         while True:
-            status = status_of(daemon)
-            over = getattr(getattr(daemon, "reports", None), "rounds_over", 0)
-            if over != shown:
+            status, now = status_of(daemon), getattr(daemon, "reports", None)
+            if now is not reports:  # a silo that follows runs counts each from its start
+                reports, shown = now, 0
+            over = getattr(reports, "rounds_over", 0)
+            if over > shown:
                 shown = over
                 console.print(Text(round_line(status)))
             line.update(Text(phase_line(status)))  # not markup: a problem's text may hold brackets

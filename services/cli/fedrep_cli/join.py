@@ -13,7 +13,7 @@ import typer
 from fedrep.errors import ConflictError, SettingsError
 from fedrep_cli.client import in_use, run_daemon, silo_toml
 from fedrep_cli.enroll import read_token
-from fedrep_cli.output import JSON_HELP, emit
+from fedrep_cli.output import JSON_HELP, complain, emit
 from fedrep_cli.settings_file import commented_toml
 from fedrep_cli.steps import DONE, KEPT, Step, lines, next_lines, plain, settings_step
 from fedrep_identity import enrolment_client
@@ -78,6 +78,8 @@ def _check_and_start(folder: Path, steps: list[Step], start: bool, as_json: bool
         return _report(steps, [f"fedrep client status{config}    # what it does now"], as_json)
     from fedrep_cli.client_check import check_silo
 
+    if not as_json:
+        complain("fedrep join", "checking settings, server and trainer, which trains once; a large model takes its time")
     findings = asyncio.run(check_silo(settings))
     red = [found for found in findings if found["outcome"] == "failed"]
     for found in red:

@@ -125,6 +125,7 @@ function Charts({ rows, detail, charts, name, across }: ChartsProps) {
   const large = cost.total != null && !cost.meaningful ? " A total this large promises very little." : "";
   const common = { ...axis, sync: `${name} ${across}` };
   const band = lines.accuracy.length > 1 ? BAND : undefined;
+  const unreported = rows.length ? "Nobody has reported it: an evaluator does, and silos with report = \"all\"." : undefined;
   const lossBand = lines.loss.length > 1 ? BAND : undefined;
   const metrics = useMemo(() => [...new Set(rows.flatMap((row) => Object.keys(row.metrics)))].sort(), [rows]);
   return (
@@ -137,6 +138,7 @@ function Charts({ rows, detail, charts, name, across }: ChartsProps) {
         format={percent}
         tick={percentTick}
         exportPath={`${charts}/accuracy`}
+        missing={unreported}
       />
       <Chart
         {...common}
@@ -147,6 +149,7 @@ function Charts({ rows, detail, charts, name, across }: ChartsProps) {
         tick={numberTick}
         fromZero
         exportPath={`${charts}/loss`}
+        missing={unreported}
       />
       {metrics.map((metric) => (
         <Chart

@@ -10,6 +10,7 @@ import structlog
 
 from fedrep.errors import FedrepError
 from fedrep.privacy import shown
+from fedrep.protocol.attendance import Absence
 from fedrep.protocol.manifests import RunManifest, SiloName
 from fedrep.protocol.run_progress import RunState
 from fedrep_runtime.waiting_text import waiting_text
@@ -98,7 +99,8 @@ class _Watch:
         """For a while, not just now: after a restart of the server everybody is away for a moment."""
         standing = driver.attendance.standings.get(name)
         here = standing is not None and standing.present
-        if here or name in driver.attendance.excluded:
+        left = standing is not None and not here and standing.absence is Absence.LEFT  # and said so
+        if here or left or name in driver.attendance.excluded:
             self._away_since.pop((driver.manifest.name, name), None)
             return False
         since = self._away_since.setdefault((driver.manifest.name, name), time.monotonic())
