@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -19,6 +20,7 @@ from fedrep_server.calls.interceptor import Gate
 from fedrep_server.calls.play import LATE_PARTS
 from fedrep_silo.config import SiloSettings
 from fedrep_silo.connection import connect
+from fedrep_silo.line import Line
 from tests.contract.refusals import TOO_LONG_FOR_GRPC, Call, Refused, refuses
 from tests.contract.test_federation_rpcs import CASES
 from tests.harness import mini_silo
@@ -217,3 +219,42 @@ def test_calls_that_begin_together_all_reach_the_server(server: LiveServer, run_
     assert isinstance(refused, FedrepError)
     assert refused.reason == "NO_HEADER"
     assert [[run.name for run in runs] for runs in found] == [[run_name]] * 3
+
+
+class StuckStream:
+    """A stream of gRPC whose first message never gets through, until the stream ends."""
+
+    def __init__(self) -> None:
+        self.ended = asyncio.Event()
+        self.writing = asyncio.Event()
+
+    async def write(self, _: Any) -> None:
+        self.writing.set()
+        await asyncio.Event().wait()
+
+    def cancel(self) -> None:
+        self.ended.set()
+
+    def __aiter__(self) -> StuckStream:
+        return self
+
+    async def __anext__(self) -> Any:
+        await self.ended.wait()
+        raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "gone", None)
+
+
+@pytest.mark.parametrize("closed", [False, True], ids=["the server is gone", "closed here before the reader ran"])
+def test_when_a_stream_ends_those_are_told_too_whose_messages_wait_behind_a_stuck_one(closed: bool) -> None:
+    async def scenario() -> list[Any]:
+        stream = StuckStream()
+        line = Line(SimpleNamespace(Play=lambda: stream))
+        calls = [asyncio.ensure_future(line.FindRuns(pb.FindRunsRequest(), timeout=None)) for _ in range(3)]
+        if closed:
+            asyncio.get_running_loop().call_soon(lambda: asyncio.ensure_future(line.close()))
+        else:
+            await stream.writing.wait()
+            stream.ended.set()
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    ended = asyncio.run(scenario())
+    assert [error.code().name for error in ended] == ["CANCELLED" if closed else "UNAVAILABLE"] * 3

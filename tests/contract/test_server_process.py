@@ -278,7 +278,7 @@ def test_bad_settings_are_shown_all_at_once(people: People, tmp_path: Path, caps
 def test_check_says_what_a_start_would_find(people: People, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["server", "--config", str(config(people, tmp_path)), "--check"]) == 0
     shown = capsys.readouterr().out
-    assert "schema up to date" in shown
+    assert "database: reachable, empty" in shown
     assert "certificate valid until" in shown
 
 

@@ -7,7 +7,7 @@ itself; when the stream ends, so do all calls in it, with its error.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,10 +37,11 @@ class Line:
     def __init__(self, stub: Any) -> None:
         self._stream: Any = stub.Play()
         self._open: dict[int, asyncio.Queue[pb.PlayResponse | BaseException]] = {}
+        self._waiting: set[_Call] = set()
         self._last = 0
         self._writing = asyncio.Lock()
-        self._ended: BaseException | None = None
-        self._told: asyncio.Task[None] | None = None
+        self._ended: grpc.aio.AioRpcError | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
         self._reader = asyncio.create_task(self._read())
 
     @property
@@ -48,6 +49,7 @@ class Line:
         return self._ended is not None
 
     async def close(self) -> None:
+        self._end(_error(grpc.StatusCode.CANCELLED, "the connection was closed"))  # a reader that never ran could not say so
         self._reader.cancel()
         self._stream.cancel()
         with suppress(asyncio.CancelledError):
@@ -74,8 +76,11 @@ class Line:
         raise _error(grpc.StatusCode.INTERNAL, f"the server ended {method.name} without an answer")
 
     async def _ask_for_parts(self, method: Method, request: Any, timeout: float | None) -> AsyncGenerator[Any, None]:
+        if self._ended is not None:
+            raise self._ended
         call = _Call(method, request)
-        sending = asyncio.create_task(self._send(call))
+        self._waiting.add(call)
+        sending = self._begun(self._send(call))
         deadline = None if timeout is None else asyncio.get_running_loop().time() + timeout
         over = False
         try:
@@ -94,6 +99,7 @@ class Line:
             raise _error(grpc.StatusCode.DEADLINE_EXCEEDED, f"{method.name} was not answered in {timeout:g} s") from None
         finally:
             call.is_over = True
+            self._waiting.discard(call)
             known = self._open.pop(call.number, None) is not None
             if not over and known:
                 self._later(sending, pb.PlayRequest(call=call.number, cancelled=True))
@@ -140,24 +146,31 @@ class Line:
                 with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
                     await self._stream.write(message)
 
-        self._told = asyncio.create_task(tell())  # the loop itself keeps only weak references
+        self._begun(tell())
+
+    def _begun(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)  # the loop itself keeps only weak references
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _read(self) -> None:
-        ended: BaseException = _error(grpc.StatusCode.UNAVAILABLE, "the server ended the stream")
         try:
             async for answer in self._stream:
                 answers = self._open.get(answer.call)
                 if answers is not None:
                     answers.put_nowait(answer)
         except grpc.aio.AioRpcError as error:
-            ended = error
-        except asyncio.CancelledError:
-            ended = _error(grpc.StatusCode.CANCELLED, "the connection was closed")
-            raise
+            self._end(error)
         finally:
-            self._ended = ended
-            for answers in self._open.values():
-                answers.put_nowait(ended)
+            self._end(_error(grpc.StatusCode.UNAVAILABLE, "the stream to the server has ended"))
+
+    def _end(self, why: grpc.aio.AioRpcError) -> None:
+        """The first reason counts. Those are told too whose first message still waits behind one that no longer gets through."""
+        if self._ended is None:
+            self._ended = why
+            for call in self._waiting:
+                call.answers.put_nowait(why)
 
 
 def _refusal(status: bytes) -> grpc.aio.AioRpcError:
