@@ -18,6 +18,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind
 
+from fedrep.protocol.manifests import SiloName
+from fedrep.protocol.run_events import GraceOver, LineLost
 from fedrep.wire.v1 import federation_pb2 as pb
 from fedrep.wire.v1.federation_pb2_grpc import FederationServiceStub
 from fedrep_runtime.run_config import StopConfig
@@ -76,15 +78,15 @@ def test_alerts_are_events_and_reach_the_webhook_once(
 
     monkeypatch.setattr(alerts._Watch, "check", counted)
     options = {"webhook": url, "stalled_after": 0.4, "missing_after": 0.05, "epsilon_warning": 0.001}
-    with LiveServer(people, tmp_path, alerts=options, line_grace_seconds=0.05) as live:
+    with LiveServer(people, tmp_path, alerts=options) as live:
         live.create_run("watched", stop=StopConfig(epsilon_budget=1000.0))
         silos = joined(live, "watched")
         play_round(silos, wait_for_round(live, "watched"), STEP)
         live.running.coordinator.store.touch_silo("watched", "silo-d", "", time.time() - 60, time.time())
         silos[2].stub.Leave(pb.LeaveRequest(run=silos[2].run))  # which is no reason for an alarm
-        held = silos[3].stub.Attend.future(pb.AttendRequest(run=silos[3].run))
-        wait_until(lambda: live.waiting_streams)
-        held.cancel()
+        driver, lost = live.driver("watched"), SiloName("silo-d")
+        live.ask(driver._interpreter.tell(LineLost(lost)))
+        live.ask(driver._interpreter.tell(GraceOver(lost, driver.machine._broken[lost])))
         wait_until(lambda: {"stalled", "silo_missing", "epsilon_budget"} <= {alert["kind"] for alert in got})
         looked = len(looks)
         wait_until(lambda: len(looks) > looked + 2)

@@ -92,7 +92,7 @@ PROBLEMS: dict[str, tuple[dict[str, object], str]] = {
     ),
     "another value_bits": ({"value_bits": 8}, "value_bits 8: buffers of up to 2 in a 16-bit ring leave 14"),
     "12-bit ring": ({"ring_bits": 12}, "A ring of 12 bits is not supported; choose 8, 16 or 32."),
-    "K below m": ({"coordinates": 13}, "K = 13: at least one coordinate per silo, 14; raise K/d (fraction) to"),
+    "K below m": ({"coordinates": 13}, "K = 13: at least one coordinate per silo, 14; raise K/d (fraction) to 0.035"),
     "k as large as d": (
         {"coordinates": 4000},
         "K = 4000: with 10 silos each would propose all 400 coordinates; lower K/d",
