@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench paper format clean test-browser pictures test-images chart policies fuzz load chaos proto web wheelhouse browser release crds
+.PHONY: help setup demo test check bench paper format clean test-browser pictures test-images chart policies fuzz load soak chaos proto web wheelhouse browser release crds
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | awk -F'\t' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -94,6 +94,10 @@ crds: ## Fetch the definitions of cert-manager, Prometheus operator and Gateway 
 
 fuzz: setup ## Fuzz every decoder (SECONDS=60 each)
 	$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60)
+
+soak: setup ## 2,000 rounds on end with 32 silos, 200 with 128: memory, handles and cost have to stay flat (SOAK="--rounds 500")
+	@mkdir -p benchmarks/results
+	$(BIN)/python -m benchmarks.soak --json benchmarks/results/soak.json $(SOAK)
 
 load: setup ## 64 silos that train nothing play rounds; shows where the time goes
 	$(BIN)/python -m benchmarks.load

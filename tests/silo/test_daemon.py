@@ -98,3 +98,20 @@ def test_processes_train_together_as_an_operator_starts_them(tmp_path: Path) -> 
         assert server.terminate() == 0
 
     run_scenario(scenario())
+
+
+def test_waits_that_no_longer_count_are_gone_and_do_not_pile_up_over_rounds(tmp_path: Path) -> None:
+    """A silo that trains asks after half the propose deadline, 30 s here: far later than these rounds are over."""
+    federation = Federation.create(tmp_path, silos=4)
+    under_way: list[int] = []
+
+    async def scenario() -> None:
+        async with federation.serving():
+            await federation.create_run(rounds=6)
+            trainer = StubTrainer(0, before_training=lambda _: under_way.append(len(daemon._tasks)))
+            daemon = federation.daemon(0, trainer=trainer)
+            await federation.run_silos([daemon, *(federation.daemon(number) for number in range(1, 4))])
+
+    run_scenario(scenario())
+    assert len(under_way) >= 6
+    assert max(under_way[1:]) <= under_way[1] + 1, under_way

@@ -86,6 +86,7 @@ class SiloDaemon:
         self._events: asyncio.Queue[Event | FedrepError] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
         self._attending = False
+        self._waiting: asyncio.Task[None] | None = None
 
     def _machine(self, settings: SiloSettings, credentials: Credentials, trust: TrustStore, trainer: Trainer) -> SiloMachine:
         privacy = settings.privacy
@@ -158,7 +159,9 @@ class SiloDaemon:
             case Train():
                 self._begin(self._train(effect))
             case Wait():
-                self._begin(self._wait(effect))
+                if self._waiting is not None:
+                    self._waiting.cancel()  # only the last one counts; a wait can be far longer than a round
+                self._waiting = self._begin(self._wait(effect))
             case Report(news):
                 if isinstance(news, HasJoined) and not self._attending:
                     self._attending = True
@@ -171,10 +174,11 @@ class SiloDaemon:
         if stop.error is not None:
             raise stop.error
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _answer(self, request: Request, call: Coroutine[Any, Any, Any]) -> None:
         try:

@@ -1,0 +1,190 @@
+"""Thousands of rounds on end: 2,000 with 32 silos that train nothing, then 200 with 128, over real gRPC and mTLS.
+
+A leak of a kilobyte a round shows here and nowhere else. Twenty times on the way it notes what server and silos occupy (resident
+memory, open files, threads, tasks of the silos' event loop), what a round cost in processor time, and how long it took. The
+first windows are those in which caches and pools fill up; from then on memory has to stay within 5 percent and cost within 10.
+The server is a process of its own, all silos share another: memory of one silo is their process's divided by their number.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import datetime as dt
+import json
+import logging
+import multiprocessing
+import os
+import platform
+import statistics
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from benchmarks.idle_silos import Shape, Stopwatch, federation
+from fedrep import __version__
+
+PAGE_MB = os.sysconf("SC_PAGE_SIZE") / 2**20
+TICKS = os.sysconf("SC_CLK_TCK")
+MEMORY_LIMIT, COST_LIMIT = 1.05, 1.10
+SETTLING = 0.25  # of the rounds: caches, pools and the allocator's arenas fill up
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """What a process occupies and has used, as the kernel counts it."""
+
+    mb: float
+    files: int
+    threads: int
+    cpu: float
+
+    @classmethod
+    def of(cls, pid: int) -> Process:
+        home = Path(f"/proc/{pid}")
+        fields = (home / "stat").read_text().rpartition(")")[2].split()
+        pages = int((home / "statm").read_text().split()[1])
+        return cls(
+            pages * PAGE_MB, len(list((home / "fd").iterdir())), int(fields[17]), (int(fields[11]) + int(fields[12])) / TICKS
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Some rounds in a row: what was occupied at their end, and what one of them cost."""
+
+    last_round: int
+    server_mb: float
+    silos_mb: float
+    server_files: int
+    silos_files: int
+    server_threads: int
+    silos_threads: int
+    tasks: int
+    server_cpu_ms: float
+    silos_cpu_ms: float
+    ms: float
+    ms_least: float
+
+
+class Watch:
+    """Told of every round's end; makes the windows and shows them as they come."""
+
+    def __init__(self, size: int, server: int) -> None:
+        self.windows: list[Window] = []
+        self._size = size
+        self._pids = (server, os.getpid())
+        self._before = self._look()
+        self._laps: list[float] = []
+        self._since = time.perf_counter()
+
+    def _look(self) -> tuple[Process, Process]:
+        return Process.of(self._pids[0]), Process.of(self._pids[1])
+
+    def round_ended(self, number: int) -> None:
+        now = time.perf_counter()
+        self._laps.append(1e3 * (now - self._since))
+        self._since = now
+        if number % self._size:
+            return
+        (server, silos), (was_server, was_silos) = self._look(), self._before
+        laps = sorted(self._laps)
+        window = Window(
+            number,
+            server.mb,
+            silos.mb,
+            server.files,
+            silos.files,
+            server.threads,
+            silos.threads,
+            len(asyncio.all_tasks()),
+            1e3 * (server.cpu - was_server.cpu) / len(laps),
+            1e3 * (silos.cpu - was_silos.cpu) / len(laps),
+            statistics.median(laps),
+            laps[len(laps) // 10],
+        )
+        self.windows.append(window)
+        self._before, self._laps = (server, silos), []
+        print(
+            f"  {number:6d}  {server.mb:8.1f} {silos.mb:8.1f} MB  {server.files:4d} {silos.files:4d} files  "
+            f"{server.threads:3d} {silos.threads:3d} threads {window.tasks:5d} tasks  "
+            f"{window.server_cpu_ms:7.1f} {window.silos_cpu_ms:7.1f} ms CPU  {window.ms:7.1f} ms",
+            flush=True,
+        )
+
+
+async def soak(shape: Shape, window: int) -> list[Window]:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    print(f"{shape.silos} silos, d = {shape.parameters:,}, {shape.rounds} rounds; server and all silos together, per round")
+    async with federation(shape) as (make_silos, _):
+        (server,) = (child.pid for child in multiprocessing.active_children())
+        assert server is not None
+        watch = Watch(window, server)
+        silos = make_silos(Stopwatch(shape.silos, watch.round_ended).hear)
+        async with asyncio.TaskGroup() as group:
+            for silo in silos:
+                group.create_task(silo.run())
+        await asyncio.gather(*(silo.connection.close() for silo in silos))
+    return watch.windows
+
+
+def verdict(windows: list[Window]) -> dict[str, Any]:
+    """The last windows against those right after things have settled; `flat` says whether all limits hold."""
+    rest = windows[max(1, int(SETTLING * len(windows))) :] if len(windows) > 1 else windows
+    span = max(1, len(rest) // 4)
+    early, late = rest[:span], rest[-span:]
+
+    def ratio(name: str) -> float:
+        return statistics.median(getattr(w, name) for w in late) / max(statistics.median(getattr(w, name) for w in early), 1e-9)
+
+    memory = {name: ratio(name) for name in ("server_mb", "silos_mb")}
+    cost = {name: ratio(name) for name in ("server_cpu_ms", "silos_cpu_ms")}
+    counts = {name: ratio(name) for name in ("server_files", "silos_files", "server_threads", "silos_threads", "tasks")}
+    flat = (
+        all(value <= MEMORY_LIMIT for value in memory.values())
+        and all(value <= COST_LIMIT for value in cost.values())
+        and all(value <= MEMORY_LIMIT for value in counts.values())
+    )
+    return {"memory": memory, "cost": cost, "counts": counts, "latency": ratio("ms_least"), "flat": flat}
+
+
+def print_verdict(result: dict[str, Any]) -> None:
+    for part, limit in (("memory", MEMORY_LIMIT), ("counts", MEMORY_LIMIT), ("cost", COST_LIMIT)):
+        for name, value in result[part].items():
+            print(f"  {name:15s} {value:6.3f} of what it was (limit {limit}){'' if value <= limit else '  TOO MUCH'}")
+    print(f"  a quick round took {result['latency']:.3f} of what it took (wall time, which the machine's other work moves)")
+    print("  flat" if result["flat"] else "  NOT FLAT", flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=2000, help="with 32 silos")
+    parser.add_argument("--large-rounds", type=int, default=200, help="with 128 silos")
+    parser.add_argument("--parameters", type=int, default=20_000)
+    parser.add_argument("--json", type=Path, help="also write the figures to this file, as they come")
+    options = parser.parse_args()
+    machine = {"cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
+    result: dict[str, Any] = {"date": dt.date.today().isoformat(), "fedrep": __version__, **machine, "parts": []}
+    parts = ((32, options.rounds, max(1, options.rounds // 20)), (128, options.large_rounds, max(1, options.large_rounds // 10)))
+    for silos, rounds, window in parts:
+        if not rounds:
+            continue
+        shape = Shape(silos, options.parameters, 0.05, 4, rounds, "geometric_median", byzantine=1)
+        started = time.perf_counter()
+        windows = asyncio.run(soak(shape, window))
+        judged = verdict(windows)
+        print_verdict(judged)
+        seconds = time.perf_counter() - started
+        played = {"silos": silos, "rounds": rounds, "parameters": options.parameters, "seconds": seconds}
+        result["parts"].append({**played, "windows": [asdict(each) for each in windows], "verdict": judged})
+        if options.json:
+            options.json.write_text(json.dumps(result, indent=2) + "\n")
+    return 0 if all(part["verdict"]["flat"] for part in result["parts"]) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
