@@ -51,17 +51,35 @@ class Shape:
     rounds: int
     aggregator: str = "mean"
     byzantine: int = 0
+    ring_bits: int = 16
+    downlink_bits: int = 16
 
 
 @dataclass
 class Figures:
-    """`seconds` of each round, as the silos saw it; CPU seconds of both processes; the server's own account of its time."""
+    """`seconds` of each round, as the silos saw it; CPU seconds of both processes; the server's own account of its time; the
+    bytes of all silos' messages, in total and by method."""
 
     seconds: list[float] = field(default_factory=list)
     silo_cpu: float = 0.0
+    silo_peak_mb: float = 0.0
     server: dict[str, Any] = field(default_factory=dict)
-    sent: int = 0
-    received: int = 0
+    up: Counter[str] = field(default_factory=Counter)
+    down: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def sent(self) -> int:
+        return self.up.total()
+
+    @property
+    def received(self) -> int:
+        return self.down.total()
+
+
+# The port that a silo dials, from its name and the server's port: a link that stands between, or the server's own.
+Route = Callable[[str, int], int]
+# What a silo trains with, from its number.
+Trainers = Callable[[int], Trainer]
 
 
 class SubtractingTrainer:
@@ -89,11 +107,12 @@ class SubtractingTrainer:
 
 
 class MeteredConnection(Connection):
-    """Counts the bytes of every message, in both directions."""
+    """Counts the bytes of every message, in both directions, by method."""
 
     def __init__(self, address: str, load: Callable[[], Credentials], audit: Audit) -> None:
         super().__init__(address, load, audit, server_name=None, patience=SECONDS)
-        self.up = self.down = 0
+        self.up: Counter[str] = Counter()
+        self.down: Counter[str] = Counter()
 
     def _connected(self) -> Any:
         return MeteredStub(super()._connected(), self)
@@ -107,27 +126,27 @@ class MeteredStub:
     def __getattr__(self, method: str) -> Callable[..., Any]:
         call = getattr(self._stub, method)
         receive = self._messages if method in ("GetModel", "GetConsensus", "GetUpdate") else self._message
-        return lambda request, timeout: receive(call(self._counted(request), timeout=timeout))
+        return lambda request, timeout: receive(method, call(self._counted(method, request), timeout=timeout))
 
-    def _counted(self, request: Any) -> Any:
+    def _counted(self, method: str, request: Any) -> Any:
         if isinstance(request, AsyncIterator):
-            return self._parts(request)
-        self._meter.up += request.ByteSize()
+            return self._parts(method, request)
+        self._meter.up[method] += request.ByteSize()
         return request
 
-    async def _parts(self, parts: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async def _parts(self, method: str, parts: AsyncIterator[Any]) -> AsyncIterator[Any]:
         async for part in parts:
-            self._meter.up += part.ByteSize()
+            self._meter.up[method] += part.ByteSize()
             yield part
 
-    async def _message(self, answer: Awaitable[Any]) -> Any:
+    async def _message(self, method: str, answer: Awaitable[Any]) -> Any:
         message = await answer
-        self._meter.down += message.ByteSize()
+        self._meter.down[method] += message.ByteSize()
         return message
 
-    async def _messages(self, stream: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async def _messages(self, method: str, stream: AsyncIterator[Any]) -> AsyncIterator[Any]:
         async for message in stream:
-            self._meter.down += message.ByteSize()
+            self._meter.down[method] += message.ByteSize()
             yield message
 
 
@@ -181,7 +200,9 @@ class Stopwatch:
 
 
 @asynccontextmanager
-async def federation(shape: Shape) -> AsyncIterator[tuple[Callable[[Callable[[News], None]], list[IdleSilo]], Any]]:
+async def federation(
+    shape: Shape, route: Route = lambda _, port: port, trainers: Trainers | None = None
+) -> AsyncIterator[tuple[Callable[[Callable[[News], None]], list[IdleSilo]], Any]]:
     """Certificates, a server process, a created run; yields what makes its silos, and the pipe to the server."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -196,18 +217,19 @@ async def federation(shape: Shape) -> AsyncIterator[tuple[Callable[[Callable[[Ne
         process = multiprocessing.get_context("spawn").Process(target=run_server, args=(folder, theirs), daemon=True)
         process.start()
         try:
-            address = f"localhost:{pipe.recv()}"
-            vector = np.zeros(shape.parameters, np.float32)
-            signed = await asyncio.to_thread(create_run, shape, address, admin, vector)
+            port = pipe.recv()
+            make = trainers if trainers is not None else subtracting(shape)
+            vector = make(0).initial()
+            signed = await asyncio.to_thread(create_run, shape, f"localhost:{port}", admin, make(0).layout, vector)
             names = signed.manifest.silos
             for name in names:
                 issue(name, Role.SILO)
-            update = np.random.default_rng(2).normal(scale=0.01, size=shape.parameters).astype(np.float32)
 
             def silos(heard: Callable[[News], None]) -> list[IdleSilo]:
-                steps = (number * shape.parameters // len(names) for number in range(len(names)))
-                trainers = [SubtractingTrainer(layout_of(shape), update, step) for step in steps]
-                return [IdleSilo(address, folder / name, trainer, heard) for name, trainer in zip(names, trainers, strict=True)]
+                return [
+                    IdleSilo(f"localhost:{route(name, port)}", folder / name, make(number), heard)
+                    for number, name in enumerate(names)
+                ]
 
             yield silos, pipe
         finally:
@@ -216,11 +238,15 @@ async def federation(shape: Shape) -> AsyncIterator[tuple[Callable[[Callable[[Ne
             process.kill()
 
 
-def layout_of(shape: Shape) -> ModelLayout:
-    return ModelLayout.of([("weights", (shape.parameters,))])
+def subtracting(shape: Shape) -> Trainers:
+    layout = ModelLayout.of([("weights", (shape.parameters,))])
+    update = np.random.default_rng(2).normal(scale=0.01, size=shape.parameters).astype(np.float32)
+    return lambda number: SubtractingTrainer(layout, update, number * shape.parameters // shape.silos)
 
 
-def create_run(shape: Shape, address: str, admin: Credentials, vector: NDArray[np.float32]) -> SignedRunManifest:
+def create_run(
+    shape: Shape, address: str, admin: Credentials, layout: ModelLayout, vector: NDArray[np.float32]
+) -> SignedRunManifest:
     config = RunConfig(
         name=RUN,
         silos=tuple(f"silo-{number:03d}" for number in range(shape.silos)),
@@ -229,11 +255,13 @@ def create_run(shape: Shape, address: str, admin: Credentials, vector: NDArray[n
         buffer_size=shape.buffer_size,
         byzantine_count=shape.byzantine,
         initial_range=0.1,
+        ring_bits=shape.ring_bits,
+        downlink_bits=shape.downlink_bits,
         aggregator=AggregatorConfig(name=shape.aggregator),
         deadlines=DeadlineConfig(propose=300, submit=300, confirm=300, reveal=300),
         keep_models=1,
     )
-    manifest = config.manifest(shape.parameters, bytes.fromhex(layout_of(shape).digest), model_hash(vector))
+    manifest = config.manifest(shape.parameters, bytes.fromhex(layout.digest), model_hash(vector))
     signed = sign_run(manifest, "admin", admin.chain, admin.signing_key)
     client = ObserverClient(address, admin.root, admin.key_pair)
     try:
@@ -245,33 +273,45 @@ def create_run(shape: Shape, address: str, admin: Credentials, vector: NDArray[n
     return signed
 
 
-async def play(shape: Shape, warm_up: int = 2) -> Figures:
-    """All rounds of the run; the first ones are played but not counted."""
+async def play(
+    shape: Shape,
+    warm_up: int = 2,
+    *,
+    route: Route = lambda _, port: port,
+    trainers: Trainers | None = None,
+    ended: Callable[[int, list[IdleSilo]], None] = lambda *_: None,
+) -> Figures:
+    """All rounds of the run; the first ones are played but not counted. `ended` hears each round's number, counted from those."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     figures = Figures()
-    async with federation(replace(shape, rounds=shape.rounds + warm_up)) as (make_silos, pipe):
+    async with federation(replace(shape, rounds=shape.rounds + warm_up), route, trainers) as (make_silos, pipe):
 
         def reset() -> None:
             pipe.send("reset")
             pipe.recv()
             figures.silo_cpu = -cpu_seconds()
             for silo in silos:
-                silo.meter.up = silo.meter.down = 0
+                silo.meter.up.clear()
+                silo.meter.down.clear()
 
         def round_ended(number: int) -> None:
             if number == warm_up:
                 reset()
             if number == shape.rounds + warm_up:
                 figures.silo_cpu += cpu_seconds()
-                figures.sent = sum(silo.meter.up for silo in silos)
-                figures.received = sum(silo.meter.down for silo in silos)
+                figures.silo_peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+                for silo in silos:
+                    figures.up.update(silo.meter.up)
+                    figures.down.update(silo.meter.down)
                 pipe.send("figures")
                 figures.server = pipe.recv()
+            ended(number - warm_up, silos)
 
         watch = Stopwatch(shape.silos, round_ended)
         silos = make_silos(watch.hear)
         if not warm_up:
             reset()
+            ended(0, silos)
         async with asyncio.TaskGroup() as group:
             for silo in silos:
                 group.create_task(silo.run())
