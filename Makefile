@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench paper format clean test-browser pictures test-images chart policies fuzz load soak chaos proto web wheelhouse browser release crds
+.PHONY: help setup demo test check bench bench-peers paper format clean test-browser pictures test-images chart policies fuzz load soak chaos proto web wheelhouse browser release crds
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | awk -F'\t' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -67,6 +67,9 @@ format: $(STAMPS)/installed ## Format the code
 
 bench: setup ## Measure against peers and floors, as ratios in one run
 	$(BIN)/python -m benchmarks
+
+bench-peers: setup ## Flower, NVFlare and byzfl against FedREP, each in an environment of its own under .bench/
+	$(BIN)/python -m benchmarks secagg aggregators rivals
 
 paper: setup ## Regenerate the paper's figures (PRESET=smoke|laptop|paper, DATA=folder)
 	$(BIN)/fedrep lab run all --preset $(or $(PRESET),smoke) $(if $(DATA),--data-dir $(DATA))

@@ -15,11 +15,13 @@ BENCHMARKS = {
     "silo": "the silo's own work per round against one training step",
     "dp_step": "a training step with record-level privacy against a plain one and against Opacus",
     "round": "a whole round over gRPC and TLS: milliseconds and kilobytes",
+    "wire": "bytes on the socket, framing and all, against the paper's count",
+    "rivals": "whole rounds and two poisoned silos of ten: Flower, NVFlare and FedREP",
     "flood": "an honest Join while another silo floods the server, against a quiet server",
     "server_memory": "the server's peak memory with 32 silos and 5 million parameters",
     "lab_batching": "training many simulated silos at once against a loop",
 }
-TAKES_QUICK = ("aggregators", "secagg")
+TAKES_QUICK = ("aggregators", "rivals", "secagg", "wire")
 
 
 def main() -> int:

@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import numpy as np
 
-from benchmarks.idle_silos import FEDERATION, RUN, Shape, create_run
+from benchmarks.idle_silos import FEDERATION, RUN, Shape, create_run, subtracting
 from benchmarks.server_process import run_server
 from fedrep.protocol.manifests import RunHash, session_key_message
 from fedrep.secagg.keys import AgreementKey
@@ -145,8 +144,8 @@ async def measure(count: int) -> dict[str, Any]:
         server.start()
         try:
             address = f"localhost:{pipe.recv()}"
-            vector = np.zeros(shape.parameters, np.float32)
-            signed = await asyncio.to_thread(create_run, shape, address, admin, vector)
+            trainer = subtracting(shape)(0)
+            signed = await asyncio.to_thread(create_run, shape, address, admin, trainer.layout, trainer.initial())
             run = signed.manifest.digest()
             honest = Caller(folder / HONEST, address, run)
             await honest.joins(5)

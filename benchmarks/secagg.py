@@ -29,8 +29,9 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.environment import ROOT, peer_python
+from benchmarks.environment import ROOT
 from benchmarks.measuring import Worker, timed
+from benchmarks.rival_systems import FLOWER, flower_python
 from fedrep.protocol.messages import Outcome, Update
 from fedrep.quantize import RingFormat, open_mean, quantize, value_bits
 from fedrep.secagg import shamir
@@ -39,7 +40,6 @@ from fedrep.secagg.masking import Mask, MaskedCopy, add_masks, pair_mask, self_m
 from fedrep.wire import codec
 from tests.protocol.federation import Federation, Silo
 
-REQUIREMENTS = ["flwr==1.41.*"]
 RESULTS = ROOT / "benchmarks" / "results" / "secagg.json"
 C2 = bytes(range(32))
 CLIP = 0.1
@@ -281,7 +281,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="270k values only, fewer repeats")
     parser.add_argument("--json", type=Path, default=RESULTS, help="where the numbers go")
     options = parser.parse_args(arguments)
-    peer = Worker([str(peer_python("flwr", REQUIREMENTS)), str(Path(__file__).with_name("secagg_flwr.py"))])
+    peer = Worker([str(flower_python()), str(Path(__file__).with_name("secagg_flwr.py"))])
     console = Console(width=None if sys.stdout.isatty() else 150)
     sizes = [(270_000, 10)] if options.quick else [(270_000, 20), (5_000_000, 5)]
     rows = [measure_silo(peer, d, 7, repeats) for d, repeats in sizes]
@@ -293,7 +293,7 @@ def main(arguments: list[str] | None = None) -> None:
     peer.close()
     console.print(_table(rows))
     console.print(_round_table(rounds))
-    report: dict[str, object] = {"peer": REQUIREMENTS, "python": platform.python_version(), "numpy": np.__version__}
+    report: dict[str, object] = {"peer": list(FLOWER), "python": platform.python_version(), "numpy": np.__version__}
     report |= {"cryptography": version("cryptography")}
     report |= {"rows": [asdict(row) for row in rows], "rounds": [asdict(one) for one in rounds]}
     options.json.parent.mkdir(parents=True, exist_ok=True)

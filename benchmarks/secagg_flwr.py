@@ -56,7 +56,7 @@ def update(d: int) -> Any:
     return np.random.default_rng(d).normal(0, 0.01, d).astype(np.float32)
 
 
-def pair_key(own: int, mate: int) -> bytes:
+def pair_key(own: int, mate: int) -> Any:
     return generate_shared_key(bytes_to_private_key(PAIRS[own].secret), bytes_to_public_key(PAIRS[mate].public))
 
 
@@ -102,15 +102,15 @@ def server(d: int, s: int, dropped: int) -> Any:
 
 
 @cache
-def shares(holders: int, threshold: int) -> list[bytes]:
+def shares(holders: int, threshold: int) -> Any:
     return create_shares(b"k" * 32, threshold, holders)
 
 
-def shamir_create(holders: int, threshold: int) -> list[bytes]:
+def shamir_create(holders: int, threshold: int) -> Any:
     return create_shares(os.urandom(32), threshold, holders)
 
 
-def shamir_combine(holders: int, threshold: int) -> bytes:
+def shamir_combine(holders: int, threshold: int) -> Any:
     return combine_shares(shares(holders, threshold)[:threshold])
 
 
