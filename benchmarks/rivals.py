@@ -2,10 +2,10 @@
 
     python -m benchmarks.rivals [--quick] [--repeats N] [--seconds S]      (make bench-peers runs it with the other comparisons)
 
-Rounds: ten silos that train nothing, d = 270,000. The systems take turns, several times over; a system's first round of each
-turn is its start and does not count. Poisoned: ten silos train on digits, two of them send ten times the opposite of what they
-learned. Flower's Krum under SecAgg+ gets nothing to choose from but the sum, and says nothing; FedREP's rule sees the means of
-buffers of two. FedREP sends a twentieth of the coordinates in a round, in both parts.
+Rounds: ten silos that train nothing, d = 270,000. The systems take turns, several times over; the first round of a turn in a
+simulated engine, which starts its workers, does not count. Poisoned: ten silos train on digits, two of them send ten times the
+opposite of what they learned. Flower's Krum under SecAgg+ gets nothing to choose from but the sum, and says nothing; FedREP's
+rule sees the means of buffers of two. FedREP sends a twentieth of the coordinates in a round, in both parts.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ ROUND_STEPS: dict[str, Step] = {
     "Flower simulated, FedAvg": lambda: systems.flower_simulated("idle", ROUNDS, "mean", secagg=False),
     "Flower simulated, SecAgg+": lambda: systems.flower_simulated("idle", ROUNDS, "mean", secagg=True),
     "NVFlare simulated, FedAvg": lambda: systems.nvflare_simulated("idle", ROUNDS),
-    "Flower deployed, FedAvg": lambda: systems.flower_deployed(3, secagg=False),
-    "Flower deployed, SecAgg+": lambda: systems.flower_deployed(2, secagg=True),
+    "Flower deployed, FedAvg": lambda: systems.flower_deployed(2, secagg=False),
+    "Flower deployed, SecAgg+": lambda: systems.flower_deployed(1, secagg=True),
 }
 POISONED_STEPS: dict[str, Step] = {
     "nobody poisoned, plain mean": lambda: systems.undisturbed(POISONED_ROUNDS),
@@ -41,12 +41,12 @@ POISONED_STEPS: dict[str, Step] = {
     "Flower Krum without SecAgg": lambda: systems.flower_simulated("digits", POISONED_ROUNDS, "krum", secagg=False),
     "NVFlare FedAvg": lambda: systems.nvflare_simulated("digits", POISONED_ROUNDS),
 }
-STARTS = "FedREP"  # its warm-up is left out where it is played; of the others the first round goes here
+STARTS_IN_A_ROUND = "simulated"  # such an engine starts its workers in the first round of a turn, which does not count
 
 
 def rounds_of(name: str, steps: dict[str, dict[str, Any]]) -> list[float]:
     turns = [step["seconds"] for key, step in steps.items() if key.startswith(f"round: {name}, turn ")]
-    return [seconds for turn in turns for seconds in (turn if name.startswith(STARTS) else turn[1:])]
+    return [seconds for turn in turns for seconds in (turn[1:] if STARTS_IN_A_ROUND in name else turn)]
 
 
 def summary(steps: dict[str, dict[str, Any]]) -> dict[str, Any]:
