@@ -139,7 +139,8 @@ def verdict(windows: list[Window]) -> dict[str, Any]:
     early, late = rest[:span], rest[-span:]
 
     def ratio(name: str) -> float:
-        return statistics.median(getattr(w, name) for w in late) / max(statistics.median(getattr(w, name) for w in early), 1e-9)
+        before, after = (float(statistics.median(getattr(w, name) for w in some)) for some in (early, late))
+        return after / max(before, 1e-9)
 
     memory = {name: ratio(name) for name in ("server_mb", "silos_mb")}
     cost = {name: ratio(name) for name in ("server_cpu_ms", "silos_cpu_ms")}
