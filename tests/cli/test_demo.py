@@ -24,9 +24,17 @@ from fedrep_cli.demo_view import picture
 from fedrep_cli.main import main
 from fedrep_cli.processes import Processes, free_ports, orderly_end
 from fedrep_identity.settings import AuthoritySettings
+from tests.cli.endings import descendants, until_ended
 from tests.harness.processes import python
 
 DEMO = [sys.executable, "-m", "fedrep_cli.main", "demo"]
+IN_TWO_THREADS = """
+import sys, threading
+from fedrep_cli.main import main
+
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+sys.exit(main())
+"""
 
 
 @pytest.mark.parametrize(
@@ -121,38 +129,30 @@ def test_the_live_picture_fits_eighty_columns_and_names_a_skipped_round() -> Non
     assert "one training record: epsilon 7.835 at most, delta 1e-05" in text.getvalue()
 
 
-def alive(pid: int) -> bool:
-    """A zombie nobody has collected yet is dead."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def until_ended(pids: list[int]) -> None:
-    """With a limit, so that a child that never ends is a failure."""
-    limit = time.monotonic() + 120
-    while left := [pid for pid in pids if alive(pid)]:
-        assert time.monotonic() < limit, f"these go on: {left}"
-        time.sleep(0.1)
-
-
-def children(pid: int) -> list[int]:
-    return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux shows a process's children in /proc.")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_demo_ended_during_its_start_leaves_no_process_behind(number: signal.Signals, tmp_path: Path) -> None:
-    """The moment is a line that it prints."""
-    command = ["-m", "fedrep_cli.main", "demo", "--folder", str(tmp_path / "demo")]
+@pytest.mark.parametrize(
+    ("number", "moment", "least"),
+    [
+        (signal.SIGINT, "enrolling", 1),
+        (signal.SIGTERM, "enrolling", 1),
+        (signal.SIGKILL, "enrolling", 1),
+        (signal.SIGINT, "round 10 of", 8),
+        (signal.SIGKILL, "round 10 of", 8),
+    ],
+)
+def test_a_demo_ended_at_any_moment_leaves_no_process_behind(
+    number: signal.Signals, moment: str, least: int, tmp_path: Path
+) -> None:
+    """The moment is a line that it prints; when rounds are played, four silos, evaluator, server, authority and dashboard run."""
+    small = ["--silos", "4", "--byzantine", "0", "--aggregator", "median", "--rounds", "500"]
+    command = ["-m", "fedrep_cli.main", "demo", *small, "--folder", str(tmp_path / "demo")]
     with python(*command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
-        assert any("enrolling" in line for line in process.stderr)
-        found = children(process.pid)
+        assert any(moment in line for line in process.stderr)
+        found = descendants(process.pid)
         process.send_signal(number)
         code = process.wait(120)
-    assert found
+    assert len(found) >= least
     until_ended(found)
     assert code in (-number, 128 + number)
 
@@ -169,7 +169,7 @@ def test_a_child_that_will_not_end_is_killed_and_all_share_one_period_of_grace(
     with Processes(tmp_path) as processes:
         for name in ("one", "two"):
             processes.start(name, [])
-        pids = children(os.getpid())
+        pids = descendants(os.getpid())
         while not all("ready" in processes.last_words(name) for name in ("one", "two")):
             time.sleep(0.05)
     assert len(pids) >= 2
@@ -246,10 +246,17 @@ def test_a_small_demo_ends_by_itself_and_prints_one_object(tmp_path: Path) -> No
 
 
 def test_attackers_of_a_demo_act_together_in_a_folder_of_their_own(tmp_path: Path) -> None:
-    """A silo's log says with how many it attacked: both, unless a busy machine made one miss a round."""
+    """A silo's log says with how many it attacked: both, unless a busy machine made one miss a round.
+
+    With a second thread, as on systems that cannot fork, every part is a plain new process.
+    """
     small = ["--silos", "4", "--byzantine", "2", "--aggregator", "mean", "--attack", "minmax", "--rounds", "2"]
     done = subprocess.run(
-        [*DEMO, *small, "--exit", "--folder", str(tmp_path / "demo")], capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-c", IN_TWO_THREADS, "demo", *small, "--exit", "--folder", str(tmp_path / "demo")],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert "2 of 4 silos attacked with minmax." in done.stdout

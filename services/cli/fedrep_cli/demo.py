@@ -6,19 +6,28 @@ import os
 import shutil
 import sys
 import textwrap
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from fedrep_cli.attack_options import attack_options
-from fedrep_cli.epsilon import text
+from fedrep_cli.main import main
+from fedrep_cli.nursery import Nursery, can_fork
 from fedrep_cli.output import JSON_HELP, emit, stay_up
 
 app = typer.Typer(add_completion=False)
 
 # Less than this between two accuracies is as likely chance.
 SEEN = 0.02
+SERVICES_NEED = (
+    "fedrep_cli.ca",
+    "fedrep_cli.server",
+    "fedrep_server.operations.app",
+    "fedrep_cli.dashboard",
+    "fedrep_dashboard.app",
+)
 
 
 @app.command()
@@ -57,31 +66,34 @@ def demo(
     as_json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
 ) -> None:
     """CA, server, silos (some of them attackers), evaluator and dashboard, all real, all on localhost."""
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")  # this process forks only to start others
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")  # nobody who has a channel forks
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # a thread of numpy's that forking would lose
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # the authority closing an idle connection is no news
-    from fedrep_cli.demo_federation import play
-    from fedrep_cli.demo_settings import DemoSettings
-    from fedrep_runtime.logging import configure_logging
+    with ExitStack() as stack:
+        # It loads what server and dashboard need while this process loads torch.
+        services = stack.enter_context(closing(Nursery(SERVICES_NEED, main))) if can_fork() else None
+        from fedrep_cli.demo_federation import play
+        from fedrep_cli.demo_settings import DemoSettings
+        from fedrep_runtime.logging import configure_logging
 
-    configure_logging("demo", level="WARNING")
-
-    settings = DemoSettings(
-        silos=silos,
-        rounds=rounds,
-        byzantine=byzantine,
-        attack=attack,
-        attack_options=attack_options(attack_option or []),
-        aggregator=aggregator,
-        alpha=alpha,
-        buffer_size=buffer_size,
-        drop_rate=drop_rate,
-        dataset=dataset,
-        data_dir=data_dir,
-        private=private,
-        compare=compare,
-        folder=folder,
-    )
-    with play(settings, quiet=as_json or not sys.stderr.isatty()) as result:
+        configure_logging("demo", level="WARNING")
+        settings = DemoSettings(
+            silos=silos,
+            rounds=rounds,
+            byzantine=byzantine,
+            attack=attack,
+            attack_options=attack_options(attack_option or []),
+            aggregator=aggregator,
+            alpha=alpha,
+            buffer_size=buffer_size,
+            drop_rate=drop_rate,
+            dataset=dataset,
+            data_dir=data_dir,
+            private=private,
+            compare=compare,
+            folder=folder,
+        )
+        result = stack.enter_context(play(settings, quiet=as_json or not sys.stderr.isatty(), services=services))
         emit(result, as_json, _summary)
         sys.stdout.flush()  # a reader at the end of a pipe waits for it too
         if not exit_at_once:
@@ -89,6 +101,8 @@ def demo(
 
 
 def _summary(result: Any) -> str:
+    from fedrep_cli.epsilon import text
+
     lines = [
         f"Accuracy {result['final_accuracy']:.3f} (all data in one place: {result['central_accuracy']:.3f}) "
         f"after {result['rounds_applied']} applied and {result['rounds_skipped']} skipped rounds.",

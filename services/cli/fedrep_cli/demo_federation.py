@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import secrets
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +20,18 @@ from fedrep.protocol.plan import slack
 from fedrep.record_privacy import COVERS as RECORD_COVERS
 from fedrep.wire.v1 import observer_pb2 as pb
 from fedrep_cli.demo_drops import Drops
+from fedrep_cli.demo_enrolment import enrol_all
+from fedrep_cli.demo_reference import Reference
 from fedrep_cli.demo_settings import PRIVACY, DemoSettings, silo_name
 from fedrep_cli.demo_view import DemoView
 from fedrep_cli.epsilon import number_or_none
+from fedrep_cli.main import main
+from fedrep_cli.nursery import Nursery, can_fork
 from fedrep_cli.processes import Processes, free_ports, orderly_end
 from fedrep_cli.run_view import reckoned
-from fedrep_identity import enrolment_client
-from fedrep_identity.authority import REGISTER_FILE, CertificateAuthority
+from fedrep_identity.authority import CertificateAuthority
 from fedrep_identity.certificates import Credentials
-from fedrep_identity.invitations import invite
 from fedrep_identity.names import Identity, Role
-from fedrep_identity.register import Hosts, Register
 from fedrep_runtime.observer_client import ObserverClient
 from fedrep_runtime.run_config import sign_run
 from fedrep_runtime.toml_text import toml_document
@@ -44,30 +42,50 @@ from fedrep_trainers.trainer import Trainer
 FEDERATION = "demo"
 START_SECONDS = 180.0
 POLL_SECONDS = 0.5
+ANSWER_SECONDS = 0.05
+SILOS_NEED = ("fedrep_cli.client", "fedrep_silo.daemon", "fedrep_silo.evaluator")
 
 
 @contextmanager
-def play(settings: DemoSettings, *, quiet: bool) -> Iterator[dict[str, Any]]:
-    """Plays the run (twice with `compare`) and yields the result while server and dashboard are still up."""
+def play(settings: DemoSettings, *, quiet: bool, services: Nursery | None = None) -> Iterator[dict[str, Any]]:
+    """Plays the run (twice with `compare`) and yields the result while server and dashboard are still up.
+
+    Where there is a nursery for the services, there will be one for the silos, with what this process has loaded until then.
+    """
     settings.check()
     trainer = build_trainer(TrainerSettings(**settings.trainer(0)))
     settings, note = settings.settled(trainer.initial().size)
-    with orderly_end(), tempfile.TemporaryDirectory(prefix="fedrep-demo-") as temporary:
-        folder = (settings.folder or Path(temporary)).resolve()
-        with Processes(folder / "logs") as processes, DemoView(quiet) as view:
-            demo = _Demo(settings, trainer, folder, processes, view)
-            result = demo.run(note)
-            view.stop()
-            yield result
+    with ExitStack() as stack:
+        nurseries: dict[str, Nursery] = {}
+        if services is not None and can_fork():  # before anything starts a thread
+            nurseries = dict.fromkeys(("ca", "server", "dashboard"), services)
+            nurseries["client"] = stack.enter_context(closing(Nursery(SILOS_NEED, main)))
+        stack.enter_context(orderly_end())
+        folder = (settings.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fedrep-demo-")))).resolve()
+        processes = stack.enter_context(Processes(folder / "logs", nurseries))
+        view = stack.enter_context(DemoView(quiet))
+        reference = stack.enter_context(Reference(settings))
+        result = _Demo(settings, trainer, folder, processes, view, reference).run(note)
+        view.stop()
+        yield result
 
 
 class _Demo:
-    def __init__(self, settings: DemoSettings, trainer: Trainer, folder: Path, processes: Processes, view: DemoView) -> None:
+    def __init__(
+        self,
+        settings: DemoSettings,
+        trainer: Trainer,
+        folder: Path,
+        processes: Processes,
+        view: DemoView,
+        reference: Reference,
+    ) -> None:
         self._settings = settings
         self._trainer = trainer
         self._folder = folder
         self._processes = processes
         self._view = view
+        self._reference = reference
         listening = ("enrolment", "certificates", "server", "health", "metrics", "dashboard")
         self._ports = dict(zip(listening, free_ports(len(listening)), strict=True))
         self._server = f"localhost:{self._ports['server']}"
@@ -83,12 +101,10 @@ class _Demo:
         self._view.say(f"Logs:      {self._folder / 'logs'}")
         if note:
             self._view.say(f"Note: {note}")
-        self._start_authority()
+        authority = self._start_authority()
         self._view.step("enrolling server, admin, dashboard, evaluator and silos")
-        self._enrol_all([("server", Role.SERVER), ("admin", Role.ADMIN), ("dashboard", Role.ADMIN)])
+        self._enrol_all(authority)
         self._start_server()
-        silos = [(name, Role.SILO) for name in self._names]
-        self._enrol_all([("evaluator", Role.EVALUATOR), *silos])  # while the server starts
         self._view.step("waiting for the server")
         self._retry("server", lambda: self._client.call("ListRuns", pb.ListRunsRequest()))
         self._start_dashboard()  # only now, or its first page would say that the server is away
@@ -100,16 +116,15 @@ class _Demo:
             "silos": self._settings.silos,
             "byzantine": self._settings.attackers,
             "attack": self._settings.attack if self._settings.attackers else "",
-            "central_accuracy": self._central_accuracy(),
+            "central_accuracy": self._reference.accuracy(),
             "dashboard_url": url,
             "folder": str(self._folder),
         }
 
-    def _start_authority(self) -> None:
+    def _start_authority(self) -> CertificateAuthority:
         self._view.step("starting the certificate authority")
         passphrase = secrets.token_urlsafe(24)
         authority = CertificateAuthority.create(self._folder / "ca", FEDERATION, passphrase)
-        self._root, self._register = authority.root, authority.folder
         ports = ["--enrolment-port", str(self._ports["enrolment"]), "--certificate-port", str(self._ports["certificates"])]
         self._processes.start(
             "ca",
@@ -117,23 +132,20 @@ class _Demo:
             # Everybody enrols from one address here, and may have to ask again.
             {"FEDREP_CA_PASSPHRASE": passphrase, "FEDREP_CA__ENROLMENTS_PER_SOURCE": str(2 * self._settings.silos + 20)},
         )
+        return authority
 
-    def _enrol_all(self, people: list[tuple[str, Role]]) -> None:
-        register = Register(self._register / REGISTER_FILE)
-        for name, role in people:
-            hosts = Hosts(("localhost",), ("127.0.0.1",)) if role is Role.SERVER else Hosts((), ())
-            invitation = invite(
-                register,
-                self._root,
-                Identity(name, role, FEDERATION),
-                enrolment_address=f"localhost:{self._ports['enrolment']}",
-                server_address=self._server,
-                hosts=hosts,
-            )
-            self._retry("ca", partial(self._enrol, invitation.token(), name))
-
-    def _enrol(self, token: str, name: str) -> None:
-        asyncio.run(enrolment_client.enrol(token, self._identity(name)))
+    def _enrol_all(self, authority: CertificateAuthority) -> None:
+        others = [("server", Role.SERVER), ("admin", Role.ADMIN), ("dashboard", Role.ADMIN), ("evaluator", Role.EVALUATOR)]
+        people = [*others, *((name, Role.SILO) for name in self._names)]
+        enrol_all(
+            authority,
+            [Identity(name, role, FEDERATION) for name, role in people],
+            self._folder / "identities",
+            enrolment_address=f"localhost:{self._ports['enrolment']}",
+            server_address=self._server,
+            still_there=lambda: self._processes.require("ca"),
+            limit=time.monotonic() + START_SECONDS,
+        )
 
     def _identity(self, name: str) -> Path:
         return self._folder / "identities" / name
@@ -172,6 +184,7 @@ class _Demo:
         for index in range(settings.silos):
             self._start_silo(run, index)
         self._start_evaluator(run)
+        self._reference.start()
         self._watch(run)
         return self._result(run)
 
@@ -286,15 +299,6 @@ class _Demo:
             "record_covers": RECORD_COVERS,
         }
 
-    def _central_accuracy(self) -> float | None:
-        """The same model and number of steps on all data in one place, for comparison."""
-        values = replace(self._settings, silos=1).trainer(0)
-        trainer = build_trainer(TrainerSettings(**values))
-        model = trainer.initial()
-        for number in range(1, self._settings.rounds + 1):
-            model = trainer.train(model, number).model
-        return trainer.evaluate(model).accuracy
-
     def _write(self, name: str, document: dict[str, Any]) -> Path:
         path = self._folder / "config" / f"{name}.toml"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -312,7 +316,7 @@ class _Demo:
                 self._processes.require(process)
                 if time.monotonic() > limit:
                     raise FedrepError(f"{process} does not answer: {error}") from error
-                time.sleep(0.3)
+                time.sleep(ANSWER_SECONDS)
 
 
 def _evaluated(rounds: Any) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import socket
@@ -16,10 +15,10 @@ from functools import partial
 from pathlib import Path
 
 from fedrep.errors import FedrepError
+from fedrep_cli.nursery import Grown, Nursery
+from fedrep_cli.parent_death import CAN_END_WITH_PARENT, end_with_parent
 
 GRACE_SECONDS = 8.0
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded here: between fork and exec is no place for it
 
 
 def free_ports(count: int) -> list[int]:
@@ -38,10 +37,12 @@ def free_port() -> int:
 class Processes:
     """`start` by name; leaving the context ends all of them, politely first."""
 
-    def __init__(self, logs: Path) -> None:
+    def __init__(self, logs: Path, nurseries: Mapping[str, Nursery] | None = None) -> None:
+        """`nurseries` by the commands whose processes are forked from them; all others are a new Python each."""
         logs.mkdir(parents=True, exist_ok=True)
         self._logs = logs
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._nurseries = nurseries or {}
+        self._running: dict[str, subprocess.Popen[bytes] | Grown] = {}
 
     def __enter__(self) -> Processes:
         return self
@@ -59,8 +60,12 @@ class Processes:
                 process.wait()
 
     def start(self, name: str, arguments: list[str], environment: Mapping[str, str] | None = None) -> None:
-        """`python -m fedrep_cli.main ARGUMENTS`, its output appended to NAME.log."""
-        with (self._logs / f"{name}.log").open("ab") as log:
+        """`fedrep ARGUMENTS`, its output appended to NAME.log."""
+        path = self._logs / f"{name}.log"
+        with path.open("ab") as log:
+            if arguments and arguments[0] in self._nurseries:
+                self._running[name] = self._nurseries[arguments[0]].start(arguments, path, environment or {})
+                return
             self._running[name] = subprocess.Popen(
                 [sys.executable, "-m", "fedrep_cli.main", *arguments],
                 stdin=subprocess.DEVNULL,
@@ -68,7 +73,7 @@ class Processes:
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **(environment or {})},
                 start_new_session=True,  # Ctrl-C reaches the parent only, which then ends its children in order
-                preexec_fn=partial(_end_with_parent, os.getpid()) if _LIBC is not None else None,
+                preexec_fn=partial(end_with_parent, os.getpid()) if CAN_END_WITH_PARENT else None,
             )
 
     def kill(self, name: str) -> None:
@@ -109,11 +114,3 @@ def orderly_end() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _end_with_parent(parent: int) -> None:
-    """Linux ends the child even when the parent is killed without a chance to clean up."""
-    assert _LIBC is not None
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # not SIGTERM: a silo would wait long for a server that is gone too
-    if os.getppid() != parent:  # it died before the line above
-        os._exit(1)
