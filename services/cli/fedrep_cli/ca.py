@@ -18,7 +18,7 @@ from fedrep_identity.authority import LEAF_DAYS, REGISTER_FILE, CertificateAutho
 from fedrep_identity.certificates import REVOCATIONS_FILE, Credentials, TrustStore, load_chain
 from fedrep_identity.enrolment_client import split_address
 from fedrep_identity.folder import FederationAddresses, pack_bundle
-from fedrep_identity.minting import parse_roles
+from fedrep_identity.minting import parse_roles, unlisted_life
 from fedrep_identity.names import Identity, Role, identity_of
 from fedrep_identity.register import Hosts, Register
 from fedrep_identity.roster import roster_lines, silo_pins
@@ -104,6 +104,15 @@ def intermediate(
     folder: Folder = Path("ca"),
     years: Annotated[int, typer.Option(help="Life of the intermediate in years.", min=1, max=10)] = 2,
     roles: Annotated[str, typer.Option(help="Whom it may certify, separated by commas.")] = "silo",
+    unlisted_days: Annotated[
+        int | None,
+        typer.Option(
+            help="It signs where nobody makes revocation lists (cert-manager): longest life of its certificates, in days. "
+            "Servers with require_revocations then need the root's list alone.",
+            min=1,
+            max=365,
+        ),
+    ] = None,
     passphrase_file: PassphraseFile = None,
     online_passphrase_file: Annotated[Path | None, typer.Option(help="The new authority's own passphrase.")] = None,
     as_json: AsJson = False,
@@ -111,7 +120,9 @@ def intermediate(
     """Make an authority under the root that signs online, so that the root can stay offline."""
     root = CertificateAuthority.open(folder, read_passphrase(passphrase_file))
     passphrase = read_passphrase(online_passphrase_file or passphrase_file)
-    authority = CertificateAuthority.create_intermediate(online, root, passphrase, years=years, roles=parse_roles(roles))
+    authority = CertificateAuthority.create_intermediate(
+        online, root, passphrase, years=years, roles=parse_roles(roles), unlisted_days=unlisted_days
+    )
     PublicAddresses.load(folder).save(online)
     emit(_describe(authority), as_json, _render_authority)
 
@@ -135,7 +146,9 @@ def issuer_secret(
     for name, content in secret.items():
         write_atomically(out / name, content)
     roles = sorted(authority.roles)
-    emit({"folder": str(out), "files": sorted(secret), "roles": roles}, as_json, _render_issuer_secret)
+    longest = unlisted_life(authority.certificate)
+    result = {"folder": str(out), "files": sorted(secret), "roles": roles, "unlisted_days": longest and longest.days}
+    emit(result, as_json, _render_issuer_secret)
 
 
 @app.command()
@@ -268,6 +281,7 @@ def _describe(authority: CertificateAuthority) -> dict[str, Any]:
         "folder": authority.folder,
         "kind": "intermediate" if authority.chain else "root",
         "roles": sorted(authority.roles),
+        "unlisted_days": (longest := unlisted_life(authority.certificate)) and longest.days,
         "root_fingerprint": TrustStore(authority.root).root_fingerprint.hex(),
         "expires": authority.certificate.not_valid_after_utc,
     }
@@ -284,10 +298,16 @@ def _render_authority(result: Mapping[str, Any]) -> str:
 
 
 def _render_issuer_secret(result: Mapping[str, Any]) -> str:
-    folder = result["folder"]
+    folder, days = result["folder"], result["unlisted_days"]
+    lists = (
+        f"Its certificates may be valid for {days} days."
+        if days
+        else "cert-manager makes no revocation lists, so servers with require_revocations refuse what it signs; "
+        "for those, make the intermediate with --unlisted-days."
+    )
     return (
         f"Key and certificate are in {folder}. "
-        f"Whoever reads the key can enter the federation as any {' or '.join(result['roles'])}. Next:\n"
+        f"Whoever reads the key can enter the federation as any {' or '.join(result['roles'])}.\n{lists} Next:\n"
         f"  kubectl create secret tls fedrep-ca --cert={folder}/tls.crt --key={folder}/tls.key && shred -u {folder}/tls.key"
     )
 

@@ -78,16 +78,18 @@ class CertificateAuthority:
         *,
         years: int = 2,
         roles: Collection[Role] = (Role.SILO,),
+        unlisted_days: int | None = None,
     ) -> CertificateAuthority:
         """An authority under `root` for the machine that is online: if it is lost, the root revokes it. Until then it can
-        certify `roles` and no other."""
+        certify `roles` and no other. With `unlisted_days` it signs where nobody makes revocation lists, and its certificates
+        may live no longer than that (`minting`)."""
         _refuse_existing(folder)
         if root.chain:
             raise InvalidInputError("An intermediate is signed by the root; this authority is itself an intermediate.")
         key = ec.generate_private_key(ec.SECP256R1())
         name = f"issuing-{secrets.token_hex(4)}"  # the name under which the root can revoke it
         subject = subject_of(root.federation, name)
-        issuer, limits = root.certificate.subject, limits_to(roles)
+        issuer, limits = root.certificate.subject, limits_to(roles, unlisted_days)
         certificate = authority_certificate(subject, key, issuer, root._key, path_length=0, days=365 * years, limits=limits)
         root._record(certificate, Identity(name, Role.SERVER, root.federation), Hosts())
         upper = root.publish_revocations()

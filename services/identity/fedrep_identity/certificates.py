@@ -11,6 +11,7 @@ import datetime as dt
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from cryptography import x509
@@ -20,7 +21,7 @@ from cryptography.x509 import verification
 
 from fedrep.errors import CryptoError, SettingsError
 from fedrep.secagg.keys import SigningKey, VerifyKey, signing_key_from_private, verify_key_from_public
-from fedrep_identity.minting import allowed_by
+from fedrep_identity.minting import allowed_by, needs_no_list
 from fedrep_identity.names import Identity, Role, WrongRoleError, identity_of, require_role
 from fedrep_identity.revocation import Revocations, parse_revocations
 from fedrep_runtime.tls import KeyPair
@@ -126,7 +127,8 @@ class TrustStore:
     """Judges certificates against one federation's root. Threads may share it: updates replace whole values.
 
     With `needs_lists` nobody is believed of whose authority no revocation list is known, or only one that is older than the
-    authority has signed that a list may become.
+    authority has signed that a list may become. Excepted is an intermediate that the root made to sign without lists, as long as
+    its certificates live no longer than the root wrote there; a list of the root's is needed all the same.
     """
 
     def __init__(
@@ -257,12 +259,13 @@ class TrustStore:
 
     def _check_revocation(self, path: Sequence[x509.Certificate], identity: Identity, now: dt.datetime) -> None:
         revoked = self.revoked
-        for certificate in path[:-1]:
-            if self._needs_lists and not revoked.is_current(certificate, now):
+        for certificate, authority in pairwise(path):
+            if self._needs_lists and not (revoked.is_current(certificate, now) or needs_no_list(certificate, authority)):
                 raise CryptoError(
                     f"It cannot be told whether the certificate of {identity} was revoked: no current revocation list of the "
                     "authority that signed it is known here. Wait until the certificate authority is reached again, or tell the "
-                    "federation's administrators.",
+                    "federation's administrators. An authority that makes no lists, such as an issuer of cert-manager, must be "
+                    "an intermediate made with: fedrep ca intermediate --unlisted-days.",
                     reason="NO_REVOCATION_LIST",
                 )
             since = revoked.revoked_at(certificate)
