@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench bench-peers paper format clean test-browser pictures test-images chart policies fuzz load soak chaos proto web wheelhouse browser release crds
+.PHONY: help setup demo test check bench bench-peers paper format clean test-browser pictures test-images chart policies fuzz load soak chaos proto web wheelhouse browser release crds locks base image-tools promtool
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | awk -F'\t' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -81,8 +81,22 @@ test-browser: setup browser ## The full browser suite
 pictures: setup browser ## Play the demo and take the documents' pictures of the dashboard anew
 	$(BIN)/python -m docs.tools.dashboard_picture
 
-test-images: setup ## Build and start the container images, where buildah is available
-	FEDREP_TEST_IMAGES=1 $(BIN)/python -m pytest tests/images
+test-images: setup image-tools ## Build the container images, start them, and play a federation from them (root; Debian's buildah and mmdebstrap)
+	FEDREP_TEST_IMAGES=1 $(BIN)/python -m pytest -s tests/images
+
+image-tools:
+	@command -v buildah >/dev/null 2>&1 && command -v mmdebstrap >/dev/null 2>&1 || { command -v apt-get >/dev/null 2>&1 && [ "$$(id -u)" = 0 ] && { \
+	  echo "installing Debian's buildah and mmdebstrap"; \
+	  apt-get update -qq >/dev/null 2>&1; apt-get install -y -qq --no-install-recommends buildah mmdebstrap >/dev/null 2>&1; }; } || true
+	@command -v buildah >/dev/null 2>&1 && command -v mmdebstrap >/dev/null 2>&1 || { \
+	  echo "Images are built by buildah on a base of mmdebstrap. Install both (Debian: apt-get install buildah mmdebstrap), and run this as root."; exit 1; }
+
+locks: $(STAMPS)/installed ## Lock the images' packages by version and hash (CHECK=1: only ask the index whether they hold)
+	@test -x .bench/uv/bin/uv || { $(PYTHON) -m venv .bench/uv && PIP_CONSTRAINT= .bench/uv/bin/pip --disable-pip-version-check install --quiet uv==0.13.7; }
+	PATH="$(CURDIR)/.bench/uv/bin:$$PATH" $(BIN)/python deploy/docker/lock.py $(if $(CHECK),--check)
+
+base: ## Renew the digests of the base images, with docker or skopeo
+	$(PYTHON) deploy/docker/base.py
 
 chart: $(STAMPS)/installed ## Regenerate the Helm chart's README and schema from its comments and the settings classes
 	$(BIN)/python deploy/helm/generate.py
@@ -108,8 +122,8 @@ load: setup ## 64 silos that train nothing play rounds; shows where the time goe
 chaos: setup ## Kill processes at random for a while and check that nothing is lost
 	$(BIN)/python -m pytest tests/chaos
 
-release: setup ## Wheel, images, chart, contents and checksums into dist/ (DRY=1 publishes nothing; REGISTRY=...)
-	DRY=$(DRY) REGISTRY=$(REGISTRY) $(BIN)/python deploy/release.py
+release: setup ## Wheel, images, chart, contents and checksums into dist/ (DRY=1 publishes nothing; REGISTRY=... SOURCE=...)
+	DRY=$(DRY) REGISTRY=$(REGISTRY) SOURCE=$(SOURCE) $(BIN)/python deploy/release.py
 
 wheelhouse: $(STAMPS)/installed ## All wheels a silo needs, for machines without a network
 	$(PIP) wheel --quiet --wheel-dir wheelhouse '.[client]'

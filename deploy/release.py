@@ -3,6 +3,8 @@
     make release DRY=1                                  # everything that publishes nothing, as far as the tools here allow
     make release REGISTRY=registry.example.org/fedrep   # builds for amd64 and arm64, pushes, signs
 
+SOURCE is the address of the repository (https://github.com/OWNER/NAME), to whose guide the chart's alerts then lead.
+
 A release is made from a commit that its tag names and whose CHANGELOG.md has a chapter of that version. Each step says what it
 did, or which tool is missing; without DRY=1 a missing tool ends the release before anything is pushed.
 """
@@ -26,12 +28,11 @@ REPOSITORY = Path(__file__).parents[1]
 CHART = REPOSITORY / "deploy" / "helm" / "fedrep"
 DOCKERFILE = REPOSITORY / "deploy" / "docker" / "Dockerfile"
 PLATFORMS = "linux/amd64,linux/arm64"
-# The public index has CUDA builds of torch for x86-64.
-IMAGES: dict[str, tuple[str, str, dict[str, str]]] = {
-    "server": ("server", PLATFORMS, {}),
-    "dashboard": ("dashboard", PLATFORMS, {}),
-    "client": ("client", PLATFORMS, {"VARIANT": "cpu"}),
-    "clientCuda": ("client", "linux/amd64", {"VARIANT": "cuda"}),
+IMAGES: dict[str, tuple[str, dict[str, str]]] = {
+    "server": ("server", {}),
+    "dashboard": ("dashboard", {}),
+    "client": ("client", {"VARIANT": "cpu"}),
+    "clientCuda": ("client", {"VARIANT": "cuda"}),
 }
 NEEDS = ("docker", "cosign", "git")
 
@@ -49,6 +50,7 @@ class Release:
     run: Callable[..., str]
     digests: dict[str, str] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
+    source: str = ""  # address of the repository, as a browser opens it
 
     def has(self, tool: str, step: str) -> bool:
         if shutil.which(tool) is not None:
@@ -111,43 +113,45 @@ def images(release: Release) -> None:
         if release.dry:
             release.skipped.append("images: a dry run builds and pushes none")
         return
-    base = _base_by_digest(release)
     revision = release.run("git", "rev-parse", "HEAD")
-    for name, (target, platforms, arguments) in IMAGES.items():
-        tag = f"{release.registry}/{target}:{release.version}" + (f"-{arguments['VARIANT']}" if arguments else "")
+    for name, (target, arguments) in IMAGES.items():
+        tag = f"{release.registry}/{target}:{release.version}" + _suffix(arguments)
         told = release.out / f"{name}.json"
-        given = {"BASE": base, "VERSION": release.version, "REVISION": revision, **arguments}
+        given = {"VERSION": release.version, "REVISION": revision, **arguments}
         options = [part for key, value in given.items() for part in ("--build-arg", f"{key}={value}")]
+        build = ["docker", "buildx", "build", "--file", DOCKERFILE, *options]
         release.run(
-            *("docker", "buildx", "build", "--file", DOCKERFILE, "--target", target, "--platform", platforms, "--tag", tag),
-            *("--push", "--sbom=true", "--provenance=mode=max", "--metadata-file", told, *options, "."),
+            *(*build, "--target", target, "--platform", PLATFORMS, "--tag", tag),
+            *("--push", "--sbom=true", "--provenance=mode=max", "--metadata-file", told, "."),
         )
+        listed = release.out / f"contents-{name}"
+        release.run(*build, "--target", "sbom", "--build-arg", f"PART={target}", "--output", listed, ".")
+        (listed / "sbom.json").rename(release.out / f"sbom-{target}{_suffix(arguments)}.cdx.json")
+        listed.rmdir()
         release.digests[name] = json.loads(told.read_text())["containerimage.digest"]
         told.unlink()
         release.run("cosign", "sign", "--yes", f"{release.registry}/{target}@{release.digests[name]}")
         say(f"image: {tag}@{release.digests[name]}, signed")
 
 
-def _base_by_digest(release: Release) -> str:
-    tag = re.search(r"^ARG BASE=(\S+)$", DOCKERFILE.read_text(), re.MULTILINE)
-    if tag is None:
-        raise Stop("The Dockerfile names no base image.")
-    digest = release.run("docker", "buildx", "imagetools", "inspect", tag[1], "--format", "{{.Manifest.Digest}}")
-    say(f"base image: {tag[1]}@{digest}")
-    return f"{tag[1]}@{digest}"
+def _suffix(arguments: dict[str, str]) -> str:
+    return f"-{arguments['VARIANT']}" if arguments else ""
 
 
 def chart(release: Release) -> None:
-    """With the registry and the images' digests as its defaults: what was released together runs together."""
+    """With registry, digests and guide of this release as its defaults: what was released together runs together."""
     copy = release.out / "chart" / "fedrep"
     shutil.copytree(CHART, copy)
     values = copy / "values.yaml"
     text = values.read_text(encoding="utf-8")
-    for part, (target, _, _) in IMAGES.items():
+    for part, (target, _) in IMAGES.items():
         if part in release.digests:
             text = re.sub(rf'(?m)^    {part}: ""$', f"    {part}: {release.digests[part]}", text, count=1)
         if release.registry and part == target:
             text = re.sub(rf"(?m)^  {part}: fedrep/{part}$", f"  {part}: {release.registry}/{part}", text)
+    if release.source:
+        guide = f"{release.source}/blob/v{release.version}/docs/operations.md"
+        text = re.sub(r"(?m)^    runbooks: \S+$", f"    runbooks: {guide}", text, count=1)
     values.write_text(text, encoding="utf-8")
     helm = Path(sys.executable).parent / "helm"
     release.run(helm, "package", copy, "--destination", release.out)
@@ -162,10 +166,14 @@ def chart(release: Release) -> None:
 
 
 def contents(release: Release) -> None:
-    """Of the wheel's own environment here; each image carries its own list, made where it was built."""
-    made = release.run(sys.executable, REPOSITORY / "deploy" / "docker" / "sbom.py", "release")
-    (release.out / "sbom.cdx.json").write_text(made + "\n", encoding="utf-8")
-    say("contents: sbom.cdx.json")
+    """Lists of what is in each image, made where it was built; where none was, of the packages that its lock holds."""
+    for name, (target, arguments) in IMAGES.items():
+        file = release.out / f"sbom-{target}{_suffix(arguments)}.cdx.json"
+        if not file.exists():
+            lock = DOCKERFILE.parent / "locks" / f"{target}{_suffix(arguments)}.txt"
+            made = release.run(sys.executable, DOCKERFILE.parent / "sbom.py", target, "--lock", lock)
+            file.write_text(made + "\n", encoding="utf-8")
+        say(f"contents: {file.name}" + ("" if name in release.digests else ", from its lock"))
 
 
 def checksums(release: Release) -> None:
@@ -174,16 +182,20 @@ def checksums(release: Release) -> None:
     (release.out / "SHA256SUMS").write_text("\n".join(lines) + "\n", encoding="utf-8")
     say(f"checksums: {len(files)} files")
     if release.dry:
-        release.skipped.append("signatures: a dry run signs nothing")
+        release.skipped.append("signatures: a dry run signs nothing; a release signs images, chart and SHA256SUMS with cosign")
     else:
         bundle = release.out / "SHA256SUMS.bundle"
         release.run("cosign", "sign-blob", "--yes", "--bundle", bundle, release.out / "SHA256SUMS")
+        say("signature: SHA256SUMS.bundle")
 
 
 def main(environment: dict[str, str] | Any = os.environ) -> int:
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     out = REPOSITORY / environment.get("OUT", "dist")
-    release = Release(project["version"], environment.get("REGISTRY", "").rstrip("/"), environment.get("DRY") == "1", out, shell)
+    release = Release(
+        project["version"], environment.get("REGISTRY", "").rstrip("/").lower(), environment.get("DRY") == "1", out, shell
+    )
+    release.source = environment.get("SOURCE", "").rstrip("/")
     try:
         if not release.dry:
             check_source(release)

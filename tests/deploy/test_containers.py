@@ -3,31 +3,82 @@
 from __future__ import annotations
 
 import os
+import select
 import shutil
+import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.images.containers import end
+from tests.deploy.chart import REPOSITORY
+from tests.images.containers import AS_FIRST, apart, end, own_network
+
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("unshare") is None or shutil.which("setpriv") is None,
+    reason="Namespaces and another user need root.",
+)
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="Namespaces and another user need root.")
+def script_in(folder: Path, script: str) -> str:
+    """As user 10001, who can write to `folder`."""
+    folder.chmod(0o777)
+    for above in folder.parents:
+        if above.is_relative_to("/tmp") and above != Path("/tmp"):
+            above.chmod(above.stat().st_mode | 0o055)
+    return AS_FIRST % f"chroot --userspec=10001:0 / sh -c {script!r}"
+
+
+def only_child(pid: int) -> int:
+    (inside,) = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return int(inside)
+
+
 @pytest.mark.parametrize("trap", ["", "trap '' TERM; "])
 def test_a_container_ends_with_all_its_processes(trap: str, tmp_path: Path) -> None:
     ready = tmp_path / "ready"
-    script = f"{trap}sleep 1000 & echo up > {ready}; wait; wait"
-    start = f"exec chroot --userspec=10001:0 / sh -c {script!r}"
-    tmp_path.chmod(0o777)
-    for folder in tmp_path.parents:
-        if folder.is_relative_to("/tmp") and folder != Path("/tmp"):
-            folder.chmod(folder.stat().st_mode | 0o055)
-    process = subprocess.Popen(["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-ec", start])
+    process = subprocess.Popen(apart(script_in(tmp_path, f"{trap}sleep 1000 & echo up > {ready}; wait; wait")))
     try:
         while not ready.exists():
             assert process.poll() is None, "namespaces cannot be had here"
-        (inside,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        inside = only_child(process.pid)
     finally:
         end(process, 2.0)
     assert process.poll() is not None
     assert not Path(f"/proc/{inside}").exists()
+
+
+def test_a_container_ends_with_whoever_started_it_even_without_a_word(tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    command = apart(script_in(tmp_path, f"echo up > {ready}; sleep 1000"))
+    starter = subprocess.Popen([sys.executable, "-c", f"import subprocess; subprocess.run({command!r})"], cwd=REPOSITORY)
+    while not ready.exists():
+        assert starter.poll() is None, "namespaces cannot be had here"
+    inside = os.pidfd_open(only_child(only_child(starter.pid)))
+    try:
+        starter.send_signal(signal.SIGKILL)
+        starter.wait()
+        signalled, _, _ = select.select([inside], [], [], 60)
+        assert signalled, "it lives on"
+    finally:
+        os.close(inside)
+
+
+def test_a_container_tells_its_exit_code(tmp_path: Path) -> None:
+    assert subprocess.run(apart(script_in(tmp_path, "exit 7"))).returncode == 7
+
+
+def test_what_listens_in_a_network_of_its_own_is_reached_from_there_alone() -> None:
+    listen = "import socket; s = socket.create_server(('0.0.0.0', 8550)); print('up', flush=True); s.accept()"
+    dial = [sys.executable, "-c", "import socket; socket.create_connection(('127.0.0.1', 8550), 5)"]
+    with own_network() as network:
+        enter = ["nsenter", f"--net=/proc/{network}/ns/net"]
+        with subprocess.Popen([*enter, sys.executable, "-c", listen], stdout=subprocess.PIPE) as listener:
+            assert listener.stdout is not None
+            assert listener.stdout.readline() == b"up\n"
+            assert subprocess.run([*enter, *dial]).returncode == 0
+            listener.wait(60)
+        with own_network() as other:
+            elsewhere = subprocess.run(["nsenter", f"--net=/proc/{other}/ns/net", *dial], capture_output=True)
+            assert elsewhere.returncode != 0

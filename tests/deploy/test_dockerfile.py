@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.deploy.chart import REPOSITORY
 
@@ -25,7 +28,8 @@ def test_hadolint_finds_nothing_to_complain_about() -> None:
 def test_every_image_starts_from_the_chosen_base_and_runs_as_somebody_else_than_root() -> None:
     text = DOCKERFILE.read_text()
     stages = dict(re.findall(r"^FROM (\S+) AS (\S+)$", text, re.MULTILINE))
-    assert set(stages) <= {"${BASE}", "tools", "runtime", "scratch", "${PART}-build"}
+    (base,) = set(stages) - {"base", "tools", "runtime", "scratch", "${PART}-build"}
+    assert re.fullmatch(r"python:3\.11-slim-bookworm@sha256:[0-9a-f]{64}", base)
     runtime = text.split(" AS runtime\n")[1].split("\nFROM ")[0]
     assert "\nUSER 10001:0\n" in runtime
     for part in ("server", "dashboard", "client"):
@@ -94,6 +98,55 @@ def test_a_lock_holds_what_its_image_asks_for(lock: str, extras: list[str]) -> N
 def test_nothing_is_installed_without_its_hash() -> None:
     installs = re.findall(r"pip (?:--python \S+ )?install ([^&\n]*)", DOCKERFILE.read_text().replace("\\\n", ""))
     assert len(installs) == 7
+    assert DOCKERFILE.read_text().count("pip wheel --no-build-isolation --no-deps") == 1
     for arguments in installs:
         assert "--require-hashes" in arguments or "/opt/wheel/*.whl" in arguments
         assert "--no-deps" in arguments
+
+
+def test_a_cpu_image_can_get_no_other_build_of_torch_and_one_for_each_machine() -> None:
+    cpu, cuda = ((LOCKS / f"client-{variant}.txt").read_text() for variant in ("cpu", "cuda"))
+    hashes = [
+        set(re.findall("sha256:([0-9a-f]{64})", *re.findall(r"^torch==[^\n]*(?:\n    [^\n]*)*", lock, re.MULTILINE)))
+        for lock in (cpu, cuda)
+    ]
+    assert len(hashes[0]) == 2
+    assert not hashes[0] & hashes[1]
+
+
+def test_every_image_that_is_not_ours_comes_by_digest(tmp_path: Path) -> None:
+    files = ["deploy/docker/Dockerfile", "deploy/compose.yaml", "deploy/kind/postgres.yaml"]
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text((REPOSITORY / name).read_text())
+        named = re.findall(r"(?m)^\s*(?:FROM|-?\s*image:) ((?:python|postgres)\S*)", (REPOSITORY / name).read_text())
+        assert named
+        assert all(re.fullmatch(r"\S+:\S+@sha256:[0-9a-f]{64}", image) for image in named), name
+
+    # Renewed: `make base` asks the registry, here a program that answers for it.
+    (tmp_path / "bin").mkdir()
+    skopeo = tmp_path / "bin" / "skopeo"
+    skopeo.write_text('#!/bin/sh\nprintf %s "$3"\n')
+    skopeo.chmod(0o755)
+    shutil.copy(REPOSITORY / "deploy" / "docker" / "base.py", tmp_path / "deploy" / "docker" / "base.py")
+    environment = {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"}
+    script = tmp_path / "deploy" / "docker" / "base.py"
+    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    for name, tag in zip(files, ("python:3.11-slim-bookworm", "postgres:16-bookworm", "postgres:16-bookworm"), strict=True):
+        assert f"{tag}@sha256:{hashlib.sha256(f'docker://{tag}'.encode()).hexdigest()}" in (tmp_path / name).read_text()
+
+
+def test_dependabot_looks_where_versions_stand() -> None:
+    updates = yaml.safe_load((REPOSITORY / ".github" / "dependabot.yml").read_text())["updates"]
+    looked = {(update["package-ecosystem"], update["directory"]) for update in updates}
+    assert looked == {
+        ("docker", "/deploy/docker"),
+        ("docker", "/deploy/kind"),
+        ("docker-compose", "/deploy"),
+        ("github-actions", "/"),
+        ("pip", "/"),
+        ("npm", "/dashboard/web"),
+    }
+    for _, folder in looked:
+        assert (REPOSITORY / folder.lstrip("/")).is_dir()

@@ -20,7 +20,7 @@ from fedrep_dashboard.metrics import Metrics
 from fedrep_identity.authority import CertificateAuthority
 from fedrep_identity.authority_metrics import AuthorityCollector
 from fedrep_server.operations.metrics import ServerMetrics
-from tests.deploy.chart import REPOSITORY
+from tests.deploy.chart import REPOSITORY, one, render
 from tests.harness.federation import Federation
 from tests.harness.processes import run_scenario
 
@@ -94,6 +94,18 @@ def test_every_alert_has_a_chapter_in_the_guide() -> None:
         assert rule["alert"] in headings
         assert rule["annotations"]["runbook_url"] == f"{HOME}/docs/operations.md#{rule['alert'].lower()}"
         assert rule["labels"]["severity"] in ("critical", "warning", "info")
+
+
+def test_the_address_of_the_guide_is_a_value_whose_default_the_plain_rules_have() -> None:
+    values = yaml.safe_load((REPOSITORY / "deploy" / "helm" / "fedrep" / "values.yaml").read_text())
+    assert values["metrics"]["prometheusRule"]["runbooks"] == f"{HOME}/docs/operations.md"
+    for given, expected in (
+        ({}, f"{HOME}/docs/operations.md"),
+        ({"runbooks": "https://wiki.example.org/fl"}, "https://wiki.example.org/fl"),
+    ):
+        rendered = one(render({"metrics": {"prometheusRule": {"enabled": True, **given}}}), "PrometheusRule", "fed-fedrep")
+        for rule in (rule for group in rendered["spec"]["groups"] for rule in group["rules"]):
+            assert rule["annotations"]["runbook_url"] == f"{expected}#{rule['alert'].lower()}"
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is missing (Debian: apt-get install prometheus).")

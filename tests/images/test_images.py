@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
+import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,12 +18,13 @@ import pytest
 from fedrep_identity.authority import CertificateAuthority, issue_credentials
 from fedrep_identity.certificates import Identity, Role
 from tests.deploy.chart import Manifest, one, render
-from tests.images.containers import BASE, Builder, Container, end, why_not
+from tests.images.compose import Federation, make_database, playing
+from tests.images.containers import BASE, Builder, Container, end, own_network, why_not
 
 reason = why_not()
 pytestmark = [pytest.mark.skipif(reason is not None, reason=reason or ""), pytest.mark.timeout(1800)]
 
-HOSTS = ("HOST", "HEALTH_HOST", "METRICS_HOST")  # a pod listens everywhere; the machine of a test must not
+PAGE = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:{}', timeout=5).read().decode())"
 VALUES: Manifest = {
     "silo": {
         "enabled": True,
@@ -45,8 +45,15 @@ def builder() -> Iterator[Builder]:
         made.make_base()
         yield made
     finally:
-        made.buildah("umount", "--all")
-        shutil.rmtree(folder, ignore_errors=True)
+        made.close()
+        sys.stdout.write("\n".join(["", *made.said, ""]))
+
+
+@pytest.fixture
+def network() -> Iterator[int]:
+    """A pod listens everywhere; the machine of a test must not."""
+    with own_network() as holder:
+        yield holder
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +64,11 @@ def server(builder: Builder) -> str:
 @pytest.fixture(scope="module")
 def dashboard(builder: Builder) -> str:
     return builder.build("dashboard")
+
+
+@pytest.fixture(scope="module")
+def client(builder: Builder) -> str:
+    return builder.build_client()
 
 
 @pytest.fixture(scope="module")
@@ -92,9 +104,9 @@ def pod_container(name: str, kind: str) -> Manifest:
     return found
 
 
-def container_of(builder: Builder, tag: str, mounts: dict[str, Path]) -> Container:
-    config = builder.inspect(tag)["Docker"]["config"]
-    return Container(builder.unpack(tag), dict(entry.split("=", 1) for entry in config["Env"]), mounts)
+def container_of(builder: Builder, tag: str, mounts: dict[str, Path], network: int | None = None) -> Container:
+    environment = dict(entry.split("=", 1) for entry in builder.config(tag)["Env"])
+    return Container(builder.unpack(tag), environment, mounts, network)
 
 
 @contextmanager
@@ -117,7 +129,7 @@ def until(answers: Callable[[], bool], process: subprocess.Popen[bytes], log: Pa
 
 
 def check_image(builder: Builder, tag: str, part: str) -> None:
-    config: dict[str, Any] = builder.inspect(tag)["Docker"]["config"]
+    config: dict[str, Any] = builder.config(tag)
     assert config["User"] == "10001:0"
     assert config["Healthcheck"]["Test"]
     labels = config["Labels"]
@@ -134,58 +146,81 @@ def check_image(builder: Builder, tag: str, part: str) -> None:
     assert "pkg:pypi/fedrep" in {component["purl"].split("@")[0] for component in listed["components"]}
 
 
-def test_the_server_image_is_slim_and_starts_as_the_charts_pod(builder: Builder, server: str, home: Path, tmp_path: Path) -> None:
+def test_the_server_image_is_slim_and_starts_as_the_charts_pod(
+    builder: Builder, server: str, home: Path, network: int, tmp_path: Path
+) -> None:
     check_image(builder, server, "server")
     mounts = {
         "/etc/fedrep/config": home / "fed-fedrep-server",
         "/etc/fedrep/identity": home / "server-identity",
         "/var/lib/fedrep": home / "server-data",
     }
-    container = container_of(builder, server, mounts)
+    container = container_of(builder, server, mounts, network)
     assert container.run("python3", "-c", "import torch").returncode != 0
     spec, log = pod_container("fed-fedrep-server", "StatefulSet"), tmp_path / "server.log"
-    with started(container, spec, log, **{f"FEDREP_SERVER__{name}": "127.0.0.1" for name in HOSTS}) as process:
+    with started(container, spec, log, POD_NAME="fed-fedrep-server-0", POD_IP="127.0.0.1") as process:
         probe = ["fedrep", "server", "health", "--config", "/etc/fedrep/config/server.toml"]
         until(lambda: container.run(*probe).returncode == 0, process, log)
     assert (home / "server-data" / "fedrep.sqlite3").stat().st_uid == 10001
 
 
-def test_the_dashboard_image_starts_as_the_charts_pod(builder: Builder, dashboard: str, home: Path, tmp_path: Path) -> None:
+def test_the_dashboard_image_starts_as_the_charts_pod(
+    builder: Builder, dashboard: str, home: Path, network: int, tmp_path: Path
+) -> None:
     check_image(builder, dashboard, "dashboard")
     mounts = {"/etc/fedrep/config": home / "fed-fedrep-dashboard", "/etc/fedrep/identity": home / "dashboard-identity"}
-    container = container_of(builder, dashboard, mounts)
+    container = container_of(builder, dashboard, mounts, network)
     assert container.run("python3", "-c", "import torch").returncode != 0
     tokens = {f"FEDREP_DASHBOARD__{name}": name * 10 for name in ("ADMIN_TOKEN", "VIEWER_TOKEN", "SESSION_SECRET")}
-    tokens["FEDREP_DASHBOARD__HOST"] = "127.0.0.1"
     spec, log = pod_container("fed-fedrep-dashboard", "Deployment"), tmp_path / "dashboard.log"
-
-    def page() -> bool:
-        try:
-            with urllib.request.urlopen("http://127.0.0.1:8080/", timeout=2) as answer:
-                return b"<script" in answer.read()
-        except OSError:
-            return False
-
     with started(container, spec, log, **tokens) as process:
-        until(page, process, log)
+        until(lambda: "<script" in container.run("python3", "-c", PAGE.format("8080/")).stdout, process, log)
 
 
-@pytest.mark.skipif(os.environ.get("FEDREP_TEST_CLIENT_IMAGE") == "0", reason="FEDREP_TEST_CLIENT_IMAGE=0 leaves torch out.")
-def test_the_client_image_starts_as_the_charts_pod(builder: Builder, home: Path, tmp_path: Path) -> None:
-    # Where the PyTorch project's index cannot be reached: one that has the same file, which its hash will tell.
-    index = os.environ.get("FEDREP_TEST_TORCH_INDEX", "")
-    client = builder.build("client", "--build-arg", "VARIANT=cpu", "--build-arg", f"TORCH_INDEX={index}")
+def test_the_client_image_starts_as_the_charts_pod(
+    builder: Builder, client: str, home: Path, network: int, tmp_path: Path
+) -> None:
     check_image(builder, client, "client")
     mounts = {
         "/etc/fedrep/config": home / "fed-fedrep-silo",
         "/etc/fedrep/identity": home / "silo-identity",
         "/var/lib/fedrep": home / "silo-data",
     }
-    container = container_of(builder, client, mounts)
+    container = container_of(builder, client, mounts, network)
     spec, log = pod_container("fed-fedrep-silo", "StatefulSet"), tmp_path / "silo.log"
     with started(container, spec, log) as process:
         until(lambda: (home / "silo-data" / "state" / ".lock").exists(), process, log)
         until(lambda: "server_away" in log.read_text(), process, log)
+
+
+def test_compose_plays_a_federation_from_these_images(
+    builder: Builder, server: str, dashboard: str, client: str, network: int
+) -> None:
+    """PostgreSQL, authority, server and dashboard first, without a silo's image; then three silos and rounds that are applied."""
+    make_database(builder)
+    images = {"server": server, "dashboard": dashboard, "client": client, "database": "localhost/fedrep-test-database"}
+    folder = builder.folder / "compose"
+    folder.mkdir()
+    with playing(Federation(builder, folder, network, images)) as plain:
+        for name in ("ca", "server", "dashboard"):
+            plain.until_healthy(name, 300)
+        assert {5432, 8550, 8551, 8552, 8080} <= plain.listening()
+        assert "<script" in plain.container("dashboard").run("python3", "-c", PAGE.format("8080/")).stdout
+    assert plain.listening() == set(), "nothing may go on without the others"
+
+    with playing(Federation(builder, folder, network, images, frozenset({"demo"}))) as whole:
+        admin, limit = whole.container("run"), time.monotonic() + 600
+        ask = ["fedrep", "run", "show", "demo", "--server", "server:8550", "--identity", "/etc/fedrep/identity", "--json"]
+        applied = 0
+        while not applied:
+            for silo in ("silo-1", "silo-2", "silo-3", "server"):
+                assert whole.running[silo].poll() is None, whole.log(silo)
+            assert time.monotonic() < limit, whole.log("server")
+            told = json.loads(admin.run(*ask).stdout or "{}")
+            applied = told.get("summary", {}).get("rounds_applied", 0)
+        metrics = whole.container("server").run("python3", "-c", PAGE.format("8554/metrics")).stdout
+        assert "fedrep_revocation_lists 1.0" in metrics, "the server asks the authority"
+    assert whole.listening() == set()
 
 
 def test_the_contents_of_an_image_can_be_had_without_it(builder: Builder) -> None:
