@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -75,5 +76,9 @@ def test_the_chart_asks_for_its_own_namespace_and_for_no_dashboard_that_it_does_
     assert full["FedrepServerDown"] == 'absent(fedrep_leader{namespace="fedrep"})'
     assert full["FedrepDashboardDown"] == 'absent(fedrep_dashboard_server_reachable{namespace="fedrep"})'
     assert list(full) == names()
+    for alert, expression in full.items():
+        for name, scope in re.findall(r"\b(fedrep_\w+)(\{[^}]*\})?", expression):
+            wanted = not name.startswith("fedrep_ca_")
+            assert ('namespace="fedrep"' in scope) is wanted, f"{name} of {alert}: another release's series are its own alerts"
     alone = expressions({"dashboard": {"enabled": False}})
     assert set(names()) - set(alone) == {"FedrepDashboardDown", "FedrepServerUnreachable"}
