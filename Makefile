@@ -38,7 +38,7 @@ web: $(STAMPS)/web ## Build the dashboard's pages
 demo: setup ## Run a whole federation on this machine, with attackers and a live dashboard
 	@$(BIN)/fedrep demo $(DEMO)
 
-test: setup browser ## Run the tests: unit, protocol, contract, services, browser smoke, deployment
+test: setup browser promtool ## Run the tests: unit, protocol, contract, services, browser smoke, deployment
 	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/chaos --ignore tests/images $(TESTS)
 
 browser: $(STAMPS)/installed
@@ -46,6 +46,14 @@ browser: $(STAMPS)/installed
 	  echo "installing Debian's Chromium for the browser tests"; \
 	  apt-get update -qq >/dev/null 2>&1; apt-get install -y -qq --no-install-recommends chromium >/dev/null 2>&1; }; } || true
 	@command -v chromium >/dev/null 2>&1 || echo "Chromium is missing, so browser tests will be skipped. Install it (Debian: apt-get install chromium)."
+
+# Taken out of Debian's package, which would start a Prometheus where it is installed.
+promtool: $(STAMPS)/installed
+	@command -v promtool >/dev/null 2>&1 || test -x $(BIN)/promtool || { command -v apt-get >/dev/null 2>&1 && command -v dpkg-deb >/dev/null 2>&1 && { \
+	  echo "fetching Debian's promtool for the tests of the alert rules"; folder=$$(mktemp -d); \
+	  { [ "$$(id -u)" != 0 ] || apt-get update -qq; cd $$folder && apt-get download -qq prometheus && dpkg-deb -x prometheus_*.deb . \
+	    && cp usr/bin/promtool $(CURDIR)/$(BIN)/promtool; } >/dev/null 2>&1; rm -rf $$folder; }; } || true
+	@command -v promtool >/dev/null 2>&1 || test -x $(BIN)/promtool || echo "promtool is missing, so alert rules are not played. Install it (Debian: apt-get install prometheus)."
 
 check: setup ## Lint, types, import contracts, protobuf drift, lint and compatibility
 	$(BIN)/ruff check .

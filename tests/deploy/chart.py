@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,7 @@ import yaml
 REPOSITORY = Path(__file__).parents[2]
 CHART = REPOSITORY / "deploy" / "helm" / "fedrep"
 HELM = Path(sys.executable).parent / "helm"
+PROMTOOL_PATH = shutil.which("promtool", path=f"{os.environ['PATH']}{os.pathsep}{HELM.parent}") or ""
 OPERATORS = ("--api-versions", "monitoring.coreos.com/v1", "--api-versions", "cert-manager.io/v1")
 CA: dict[str, Any] = {
     "enabled": True,

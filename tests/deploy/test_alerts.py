@@ -11,13 +11,11 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.deploy.chart import MATRIX, REPOSITORY, one, render
+from tests.deploy.chart import MATRIX, PROMTOOL_PATH, REPOSITORY, one, render
 
 PROMETHEUS = REPOSITORY / "deploy" / "prometheus"
 HISTORIES = PROMETHEUS / "alerts.test.yaml"
-PROMTOOL = pytest.mark.skipif(
-    shutil.which("promtool") is None, reason="promtool is missing (Debian: apt-get install prometheus)."
-)
+PROMTOOL = pytest.mark.skipif(not PROMTOOL_PATH, reason="promtool is missing (Debian: apt-get install prometheus).")
 
 
 def rules() -> dict[str, Any]:
@@ -43,7 +41,7 @@ def played(folder: Path, changed: dict[str, Any]) -> subprocess.CompletedProcess
     (folder / "alerts.yaml").write_text(yaml.safe_dump(changed))
     shutil.copy(HISTORIES, folder)
     return subprocess.run(
-        ["promtool", "test", "rules", folder / HISTORIES.name], capture_output=True, text=True, timeout=120, check=False
+        [PROMTOOL_PATH, "test", "rules", folder / HISTORIES.name], capture_output=True, text=True, timeout=120, check=False
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import shutil
 import subprocess
 import urllib.request
 from pathlib import Path
@@ -20,7 +19,7 @@ from fedrep_dashboard.metrics import Metrics
 from fedrep_identity.authority import CertificateAuthority
 from fedrep_identity.authority_metrics import AuthorityCollector
 from fedrep_server.operations.metrics import ServerMetrics
-from tests.deploy.chart import REPOSITORY, one, render
+from tests.deploy.chart import PROMTOOL_PATH, REPOSITORY, one, render
 from tests.harness.federation import Federation
 from tests.harness.processes import run_scenario
 
@@ -108,15 +107,17 @@ def test_the_address_of_the_guide_is_a_value_whose_default_the_plain_rules_have(
             assert rule["annotations"]["runbook_url"] == f"{expected}#{rule['alert'].lower()}"
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is missing (Debian: apt-get install prometheus).")
+@pytest.mark.skipif(not PROMTOOL_PATH, reason="promtool is missing (Debian: apt-get install prometheus).")
 def test_promtool_accepts_the_alert_rules() -> None:
-    done = subprocess.run(["promtool", "check", "rules", ALERTS], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([PROMTOOL_PATH, "check", "rules", ALERTS], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is missing (Debian: apt-get install prometheus).")
+@pytest.mark.skipif(not PROMTOOL_PATH, reason="promtool is missing (Debian: apt-get install prometheus).")
 def test_promtool_accepts_the_names_of_the_figures(tmp_path: Path) -> None:
-    done = subprocess.run(["promtool", "check", "metrics"], input=scraped(tmp_path), capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [PROMTOOL_PATH, "check", "metrics"], input=scraped(tmp_path), capture_output=True, text=True, timeout=60
+    )
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
