@@ -65,7 +65,7 @@ class Builder:
     folder: Path
     said: list[str] = field(default_factory=list)  # where a stand-in took the place of the real thing
 
-    def buildah(self, *arguments: str, seconds: float = 900) -> str:
+    def buildah(self, *arguments: str, seconds: float = 3600) -> str:
         environment = {**os.environ, "STORAGE_DRIVER": "vfs", "BUILDAH_ISOLATION": "chroot", "BUILDAH_FORMAT": "docker"}
         storage = ["--root", str(self.folder / "root"), "--runroot", str(self.folder / "run")]
         command = ["setpriv", "--pdeathsig", "KILL", "buildah", *storage, *arguments]

@@ -22,7 +22,7 @@ from tests.images.compose import Federation, make_database, playing
 from tests.images.containers import BASE, Builder, Container, end, own_network, why_not
 
 reason = why_not()
-pytestmark = [pytest.mark.skipif(reason is not None, reason=reason or ""), pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.skipif(reason is not None, reason=reason or ""), pytest.mark.timeout(7200)]
 
 PAGE = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:{}', timeout=5).read().decode())"
 VALUES: Manifest = {
