@@ -15,6 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from fedrep_runtime.files import sync_folder
+from fedrep_runtime.json_text import parsed
+
+ENTRY = {"at", "what", "bytes", "round"}
 
 
 class Audit:
@@ -48,8 +51,10 @@ class Audit:
     def entries(self) -> Iterator[dict[str, Any]]:
         if not self._path.exists():
             return
-        for line in self._path.read_text().splitlines():
+        for line in self._path.read_bytes().splitlines():
             try:
-                yield json.loads(line)
+                entry = parsed(line)
             except ValueError:
                 continue
+            if isinstance(entry, dict) and entry.keys() >= ENTRY:
+                yield entry

@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from fedrep.errors import SettingsError
+from fedrep_runtime.json_text import parsed
 
 MARK = b"FRc1"
 _HEAD = struct.Struct("<4sQI")  # mark, length and checksum of the payload
@@ -89,7 +90,7 @@ def _records(path: Path) -> Iterator[tuple[Record, int]]:
         start += HEADER_SIZE + len(payload)
         try:
             yield _record(bytes(payload)), start
-        except (SafetensorError, ValueError, KeyError) as error:
+        except (SafetensorError, ValueError, KeyError, TypeError) as error:
             raise _damaged(path) from error
 
 
@@ -115,7 +116,9 @@ def _payload(path: Path, rest: memoryview) -> memoryview | None:
 
 def _record(payload: bytes) -> Record:
     size = int.from_bytes(payload[:8], "little")
-    notes = json.loads(json.loads(payload[8 : 8 + size])["__metadata__"]["fedrep"])
+    notes = parsed(parsed(payload[8 : 8 + size])["__metadata__"]["fedrep"])
+    if not isinstance(notes, dict):
+        raise ValueError("a record's notes are an object")
     return Record(notes, load(payload))
 
 

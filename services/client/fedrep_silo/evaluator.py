@@ -23,6 +23,7 @@ from fedrep.protocol.silo_trust import check_run_signature
 from fedrep.wire.v1 import federation_pb2 as pb
 from fedrep_identity.certificates import TrustStore
 from fedrep_runtime.files import write_atomically
+from fedrep_runtime.json_text import parsed
 from fedrep_runtime.trackers import Trackers, check_trackers
 from fedrep_silo.config import SiloSettings
 from fedrep_silo.connection import REMINDER_SECONDS, connect
@@ -200,7 +201,7 @@ class Evaluator:
             return -math.inf
         try:
             with safe_open(self._best_file, "np") as file:
-                return float(json.loads(file.metadata()["fedrep"])["score"])
+                return float(parsed(file.metadata()["fedrep"])["score"])
         except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
             log.warning("best_model_unreadable", file=str(self._best_file), why=str(error))
             return -math.inf

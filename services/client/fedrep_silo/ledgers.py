@@ -8,6 +8,7 @@ from pathlib import Path
 from fedrep.errors import InvalidInputError, SettingsError
 from fedrep.privacy import Ledger, sum_of
 from fedrep_runtime.files import write_atomically
+from fedrep_runtime.json_text import parsed
 
 
 class LedgerFolder:
@@ -36,7 +37,7 @@ class LedgerFolder:
 
 def _read(path: Path) -> Ledger:
     try:
-        return Ledger.from_dict(json.loads(path.read_bytes()))
+        return Ledger.from_dict(parsed(path.read_bytes()))
     except (OSError, ValueError, InvalidInputError) as error:
         raise SettingsError(
             f"{path} cannot be read ({error}). It holds what proposals from this data set have cost: restore it from a backup; "

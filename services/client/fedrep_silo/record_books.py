@@ -15,6 +15,7 @@ from fedrep.errors import InvalidInputError, RefusedError, SettingsError
 from fedrep.protocol.manifests import RecordPromise
 from fedrep.record_privacy import Budget, RecordLedger, TrainingPrivacy
 from fedrep_runtime.files import taking_turns, write_atomically
+from fedrep_runtime.json_text import parsed
 from fedrep_trainers.settings import PrivacySettings
 from fedrep_trainers.trainer import Allowance, PrivateTrainer, Trainer
 
@@ -73,7 +74,7 @@ class RecordBooks:
         if not self._path.exists():
             return RecordLedger()
         try:
-            return RecordLedger.from_dict(json.loads(self._path.read_bytes()))
+            return RecordLedger.from_dict(parsed(self._path.read_bytes()))
         except (OSError, ValueError, InvalidInputError) as error:
             raise SettingsError(
                 f"{self._path} cannot be read ({error}). It holds what training on this data set has cost: restore it from a "

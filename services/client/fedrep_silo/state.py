@@ -13,6 +13,7 @@ grown as long as the vectors is folded into the files, and the new journal.json,
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from fedrep.protocol.model_state import ModelState, model_hash
 from fedrep.protocol.silo_effects import Save
 from fedrep.protocol.silo_state import Journal, SiloState, TrainerState
 from fedrep_runtime.files import sync_folder, write_atomically
+from fedrep_runtime.json_text import parsed
 from fedrep_silo.change_log import ChangeLog, Record, read_log
 from fedrep_silo.ledgers import LedgerFolder
 from fedrep_silo.state_files import (
@@ -48,6 +50,8 @@ from fedrep_trainers.trainer import Trainer
 
 SMALLEST_FOLD = 2**20
 Position = tuple[int, int]  # number of a log, and of a record in it
+# Whatever the bytes of a file can be that is not what was written: each reader says what to do about it.
+DAMAGED = (SafetensorError, ValueError, KeyError, IndexError, TypeError, AttributeError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +142,7 @@ class StateFolder:
         changes = [record.notes["journal"] for record in records if "journal" in record.notes]
         try:
             return journal_from(changes[-1] if changes else document)
-        except (ValueError, KeyError, TypeError, InvalidInputError) as error:
+        except (*DAMAGED, InvalidInputError) as error:
             raise self._unreadable(error) from error
 
     def save_journal(self, journal: Journal) -> None:
@@ -156,16 +160,17 @@ class StateFolder:
         try:
             for notes, arrays in self._changes_of("memory", start):
                 memory = changed_memory(memory, notes, arrays)
-        except (ValueError, KeyError, IndexError) as error:
+        except DAMAGED as error:
             raise self._unreadable_memory(error) from error
         return memory, trainer
 
     def _memory_file(self, parameters: int) -> tuple[ErrorMemory, Arrays, Position]:
         try:
             notes, arrays = _read(self._memory)
-            residual = arrays["residual"]
-        except (SafetensorError, ValueError, KeyError, TypeError) as error:
+            memory, start = memory_from(notes, arrays), _position(notes)
+        except DAMAGED as error:
             raise self._unreadable_memory(error) from error
+        residual = memory.residual
         if residual.size != parameters:
             raise SettingsError(
                 f"{self._memory} belongs to a model with {residual.size} parameters, not {parameters}; "
@@ -177,7 +182,7 @@ class StateFolder:
                 "noise, and what is left of them would be sent. Start with an empty state folder: fedrep client leave --purge"
             )
         trainer = {name.removeprefix("trainer."): array for name, array in arrays.items() if name.startswith("trainer.")}
-        return memory_from(notes, arrays), trainer, _position(notes)
+        return memory, trainer, start
 
     def save_memory(self, memory: ErrorMemory, trainer: TrainerState, before: SiloState | None = None) -> None:
         """The change alone where little did, as when the fate of values is known; the whole after a training."""
@@ -198,7 +203,7 @@ class StateFolder:
             for change, values in self._changes_of("model", _position(notes)):
                 notes, vector = dict(change), Patch.of("model", values).applied(vector)
             model = model_from(notes, vector)
-        except (SafetensorError, ValueError, KeyError, TypeError, IndexError):
+        except DAMAGED:
             return None
         return model if model_hash(model.vector) == model.hash else None
 
@@ -287,7 +292,7 @@ class StateFolder:
         if not self._journal.exists():
             return None
         try:
-            document: dict[str, Any] = json.loads(self._journal.read_bytes())
+            document: dict[str, Any] = parsed(self._journal.read_bytes())
             number = document.get("log", 0)
         except (ValueError, AttributeError) as error:
             raise self._unreadable(error) from error
@@ -327,8 +332,8 @@ class StateFolder:
     def status(self) -> dict[str, Any]:
         """What the daemon wrote last, with what the journal knows for certain."""
         try:
-            shown: dict[str, Any] = json.loads((self.folder / "status.json").read_text())
-        except (OSError, ValueError):
+            shown = dict(parsed((self.folder / "status.json").read_bytes()))
+        except (OSError, *DAMAGED):
             shown = {"phase": "never started"}
         journal = self.journal()
         return shown | {"last_spoken_round": journal.last_round, "epsilon_total": spent_epsilon(journal.ledger)}
@@ -359,14 +364,14 @@ def spent_epsilon(ledger: Ledger) -> float | str:
 def _read(path: Path) -> tuple[dict[str, Any], Arrays]:
     with safe_open(path, "np") as file:
         arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - safe_open is no mapping
-        return json.loads(file.metadata()["fedrep"]), arrays
+        return parsed(file.metadata()["fedrep"]), arrays
 
 
 def _notes(path: Path) -> dict[str, Any]:
     try:
         with safe_open(path, "np") as file:
-            return dict(json.loads(file.metadata()["fedrep"]))
-    except (SafetensorError, ValueError, KeyError, TypeError):
+            return dict(parsed(file.metadata()["fedrep"]))
+    except DAMAGED:
         return {}  # a damaged model is fetched again; a damaged memory was refused before
 
 
@@ -377,4 +382,4 @@ def _write(path: Path, notes: Mapping[str, Any], arrays: Arrays, position: Posit
 
 def _position(notes: Mapping[str, Any]) -> Position:
     """From which record on the log concerns a file; files from before there was a log have none."""
-    return notes.get("log", 0), notes.get("after", 0)
+    return operator.index(notes.get("log", 0)), operator.index(notes.get("after", 0))

@@ -37,6 +37,7 @@ from fedrep_identity.certificates import (
 from fedrep_identity.keyfile import private_key_pem
 from fedrep_identity.names import Identity
 from fedrep_runtime.files import sync_folder, write_atomically
+from fedrep_runtime.json_text import parsed
 from fedrep_runtime.tls import KeyPair
 
 FEDERATION_FILE = "federation.json"
@@ -54,7 +55,7 @@ class FederationAddresses:
     def load(cls, folder: Path) -> FederationAddresses:
         path = folder / FEDERATION_FILE
         try:
-            return cls(**json.loads(path.read_text(encoding="utf-8")))
+            return cls(**parsed(path.read_text(encoding="utf-8")))
         except FileNotFoundError:
             raise SettingsError(
                 f"{path} is missing. Enrol first with the token you were sent: fedrep enroll TOKEN.",

@@ -20,6 +20,7 @@ from fedrep_identity.authority_name import OWN_NAME
 from fedrep_identity.certificates import load_chain, to_der
 from fedrep_identity.names import Identity, Role
 from fedrep_identity.register import Hosts, Register, StoredInvitation
+from fedrep_runtime.json_text import parsed
 
 PREFIX = "fedrep1"
 DEFAULT_HOURS = 72.0
@@ -71,7 +72,7 @@ class Invitation:
             body = _bytes(parts[1])
             if _bytes(parts[2]) != _checksum(body):
                 raise ValueError("checksum")
-            said = json.loads(body)
+            said = parsed(body)
             return cls(
                 str(said["i"]),
                 SecretBytes(_bytes(said["s"])),

@@ -12,6 +12,7 @@ from fedrep.errors import SettingsError
 from fedrep_identity.authority_server import Addresses, Limits
 from fedrep_identity.rate_limit import RateLimit
 from fedrep_runtime.files import write_atomically
+from fedrep_runtime.json_text import parsed
 
 ADDRESSES_FILE = "addresses.json"
 ENVIRONMENT = "FEDREP_CA"
@@ -62,7 +63,7 @@ class PublicAddresses:
     @classmethod
     def load(cls, folder: Path) -> PublicAddresses:
         try:
-            return cls(**json.loads((folder / ADDRESSES_FILE).read_text(encoding="utf-8")))
+            return cls(**parsed((folder / ADDRESSES_FILE).read_text(encoding="utf-8")))
         except (FileNotFoundError, ValueError, TypeError):
             raise SettingsError(
                 f"{folder / ADDRESSES_FILE} is missing or damaged. Give --ca and --server, or make the folder with "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 
 from fedrep.errors import DecodeError, InvalidInputError, NonFiniteError
 from fedrep.model_layout import FROZEN_KEY, ORDER_KEY, ModelLayout, Vector
+from fedrep_runtime.json_text import parsed
 
 
 def read_model(path: Path, called: str | None = None) -> tuple[ModelLayout, Vector]:
@@ -58,8 +58,8 @@ def _order(name: str, metadata: Mapping[str, str], stored: list[str]) -> list[st
     if ORDER_KEY not in metadata:
         return stored
     try:
-        names = json.loads(metadata[ORDER_KEY])
-    except json.JSONDecodeError as error:
+        names = parsed(metadata[ORDER_KEY])
+    except ValueError as error:
         raise DecodeError(f"the parameter order in {name} is not JSON: {error}") from error
     if not isinstance(names, list) or sorted(map(str, names)) != sorted(stored):
         raise DecodeError(f"the parameter order in {name} does not name exactly its tensors")

@@ -8,7 +8,6 @@ service called `fedrep-server` (`FEDREP_SERVER_PORT=tcp://...`) are never taken 
 from __future__ import annotations
 
 import difflib
-import json
 import os
 import tomllib
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from fedrep.errors import SettingsError
+from fedrep_runtime.json_text import parsed
 
 T = TypeVar("T", bound=BaseModel)
 Tree = dict[str, Any]
@@ -54,7 +54,7 @@ def _read_toml(path: Path) -> Tree:
         raise SettingsError(f"There is no settings file at {path}. Create it or give another path.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"The settings file {path} cannot be read: {error}.") from None
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise SettingsError(f"The settings file {path} is not valid TOML: {error}.") from None
 
 
@@ -80,8 +80,8 @@ def _value(variable: str, text: str) -> Any:
     if not text.lstrip().startswith(("[", "{")):
         return text
     try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
+        return parsed(text)
+    except ValueError as error:
         raise SettingsError(f'{variable} looks like a JSON list or table but is not: {error}. Write ["a", "b"].') from None
 
 

@@ -1,0 +1,28 @@
+"""One target, fuzzed with inputs that coverage chooses: `python -m tests.fuzz.guided TARGET LIBFUZZER-OPTIONS`.
+
+It needs atheris, which `make fuzz` installs beside the environment and not into it: it is made for few versions of Python.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import atheris  # type: ignore[import-untyped,import-not-found,unused-ignore]
+
+with atheris.instrument_imports(include=["fedrep", "fedrep_identity", "fedrep_runtime", "fedrep_server", "fedrep_silo"]):
+    from tests.fuzz.targets import TARGETS
+
+
+def main() -> None:
+    name, *options = sys.argv[1:]
+    target = TARGETS[name]
+
+    def one_input(data: bytes) -> None:
+        target.accepts(data)
+
+    atheris.Setup([sys.argv[0], *options], one_input)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()
