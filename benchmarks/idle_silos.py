@@ -258,7 +258,7 @@ def create_run(
         ring_bits=shape.ring_bits,
         downlink_bits=shape.downlink_bits,
         aggregator=AggregatorConfig(name=shape.aggregator),
-        deadlines=DeadlineConfig(propose=300, submit=300, confirm=300, reveal=300),
+        deadlines=DeadlineConfig(propose=3600, submit=3600, confirm=3600, reveal=3600),
         keep_models=1,
     )
     manifest = config.manifest(shape.parameters, bytes.fromhex(layout.digest), model_hash(vector))

@@ -19,7 +19,9 @@ import platform
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +76,9 @@ class Window:
 class Watch:
     """Told of every round's end; makes the windows and shows them as they come."""
 
-    def __init__(self, size: int, server: int) -> None:
+    def __init__(self, size: int, server: int, keep: Callable[[list[Window]], None]) -> None:
         self.windows: list[Window] = []
+        self._keep = keep
         self._size = size
         self._pids = (server, os.getpid())
         self._before = self._look()
@@ -109,6 +112,7 @@ class Watch:
         )
         self.windows.append(window)
         self._before, self._laps = (server, silos), []
+        self._keep(self.windows)
         print(
             f"  {number:6d}  {server.mb:8.1f} {silos.mb:8.1f} MB  {server.files:4d} {silos.files:4d} files  "
             f"{server.threads:3d} {silos.threads:3d} threads {window.tasks:5d} tasks  "
@@ -117,13 +121,13 @@ class Watch:
         )
 
 
-async def soak(shape: Shape, window: int) -> list[Window]:
+async def soak(shape: Shape, window: int, keep: Callable[[list[Window]], None]) -> list[Window]:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     print(f"{shape.silos} silos, d = {shape.parameters:,}, {shape.rounds} rounds; server and all silos together, per round")
     async with federation(shape) as (make_silos, _):
         (server,) = (child.pid for child in multiprocessing.active_children())
         assert server is not None
-        watch = Watch(window, server)
+        watch = Watch(window, server, keep)
         silos = make_silos(Stopwatch(shape.silos, watch.round_ended).hear)
         async with asyncio.TaskGroup() as group:
             for silo in silos:
@@ -161,6 +165,14 @@ def print_verdict(result: dict[str, Any]) -> None:
     print("  flat" if result["flat"] else "  NOT FLAT", flush=True)
 
 
+def _keep(result: dict[str, Any], part: dict[str, Any], started: float, path: Path | None, windows: list[Window]) -> None:
+    """What is known by now, also of a run that somebody ends early."""
+    played = {"played": windows[-1].last_round, "seconds": time.perf_counter() - started}
+    part.update(played, windows=[asdict(each) for each in windows], verdict=verdict(windows))
+    if path is not None:
+        path.write_text(json.dumps(result, indent=2) + "\n")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__)
     parser.add_argument("--rounds", type=int, default=2000, help="with 32 silos")
@@ -175,15 +187,12 @@ def main() -> int:
         if not rounds:
             continue
         shape = Shape(silos, options.parameters, 0.05, 4, rounds, "geometric_median", byzantine=1)
-        started = time.perf_counter()
-        windows = asyncio.run(soak(shape, window))
-        judged = verdict(windows)
-        print_verdict(judged)
-        seconds = time.perf_counter() - started
-        played = {"silos": silos, "rounds": rounds, "parameters": options.parameters, "seconds": seconds}
-        result["parts"].append({**played, "windows": [asdict(each) for each in windows], "verdict": judged})
-        if options.json:
-            options.json.write_text(json.dumps(result, indent=2) + "\n")
+        part: dict[str, Any] = {"silos": silos, "rounds": rounds, "parameters": options.parameters}
+        result["parts"].append(part)
+        keep = partial(_keep, result, part, time.perf_counter(), options.json)
+        windows = asyncio.run(soak(shape, window, keep))
+        keep(windows)
+        print_verdict(part["verdict"])
     return 0 if all(part["verdict"]["flat"] for part in result["parts"]) else 1
 
 
