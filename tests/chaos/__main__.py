@@ -10,6 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from fedrep_cli.processes import orderly_end
 from tests.chaos.drill import Drill, table
 from tests.chaos.plan import Plan, make_plan
 from tests.chaos.stage import SILOS, Stage
@@ -35,7 +36,8 @@ def main() -> int:
     print(f"seed {plan.seed}, {len(plan.faults)} faults; the plan is in {saved}: play it again with --replay", flush=True)
     print("\n".join(plan.lines()), flush=True)
     stage = Stage(folder / "federation")
-    result = asyncio.run(Drill(stage, plan, lambda text: print(text, flush=True)).play())
+    with orderly_end():
+        result = asyncio.run(Drill(stage, plan, lambda text: print(text, flush=True)).play())
     print("\n".join(["", *table(result)]))
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)

@@ -42,6 +42,7 @@ class Postgres:
             self._control("-l", str(self._server.log), "-w", "start")
 
     def close(self) -> None:
+        self.stop("immediate")  # `cleanup` knows only the process that it started itself
         self._server.cleanup()
         if self.disk is not None:
             self.disk.close()

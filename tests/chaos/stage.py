@@ -8,6 +8,7 @@ again, as a supervisor does. Faults are in faults.py, what must hold in invarian
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import shutil
 import signal
@@ -53,7 +54,7 @@ class Stage:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.mark = secrets.token_hex(8)
+        self.mark = os.environ[MARK] = secrets.token_hex(8)  # every process from here on inherits it, the database's too
         self.missing: list[str] = []  # what this machine does not let us do, each a sentence
         self.members: dict[str, Member] = {}
         self.clocks: dict[str, Clock] = {}
@@ -118,7 +119,7 @@ class Stage:
         self._add("dashboard", self._dashboard_command)
 
     def _add(self, name: str, command: Callable[[], list[str]], environment: dict[str, str] | None = None) -> None:
-        variables = {MARK: self.mark, **(environment or {})}
+        variables = dict(environment or {})
         if self._library is not None and name != "authority":
             clock = self.clocks[name] = Clock(self.folder / "clocks" / name, self._library)
             variables |= clock.environment()
