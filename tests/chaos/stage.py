@@ -13,7 +13,7 @@ import secrets
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -174,7 +174,11 @@ class Stage:
         for name in ("authority", *SERVERS):
             self.members[name].start()
         await self.until(lambda: bool(self.ready), "no server became ready")
-        deadlines = DeadlineConfig(propose=10, submit=6, confirm=5, reveal=5)
+        await self._insist(self._create_run)
+        for name in (*self.names, "evaluator", "dashboard"):
+            self.members[name].start()
+
+    async def _create_run(self) -> None:
         await self.federation.create_run(
             RUN,
             rounds=1_000_000,
@@ -183,10 +187,19 @@ class Stage:
             drills=True,
             keep_models=50,
             aggregator=AggregatorConfig(name="geometric_median"),
-            deadlines=deadlines,
+            deadlines=DeadlineConfig(propose=10, submit=6, confirm=5, reveal=5),
         )
-        for name in (*self.names, "evaluator", "dashboard"):
-            self.members[name].start()
+
+    async def _insist(self, call: Callable[[], Awaitable[None]]) -> None:
+        """An admin asks again while the servers are finding a leader; what was done already is done."""
+        while True:
+            try:
+                return await call()
+            except grpc.RpcError as error:
+                if error.code() in (grpc.StatusCode.ALREADY_EXISTS, grpc.StatusCode.FAILED_PRECONDITION):
+                    return None
+                await self.tend()
+                await asyncio.sleep(0.5)
 
     async def until(self, condition: Callable[[], bool], otherwise: str, seconds: float = 120.0) -> None:
         """Tends the federation until then."""
@@ -240,12 +253,7 @@ class Stage:
             finally:
                 client.close()
 
-        while True:
-            try:
-                return await in_thread(stop)
-            except grpc.RpcError:
-                await self.tend()
-                await asyncio.sleep(0.5)
+        await self._insist(lambda: in_thread(stop))
 
     def end(self) -> None:
         """All processes of ours; disks stay, to be looked at."""

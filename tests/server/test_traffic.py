@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from fedrep_server.calls.interceptor import Coding, Gate, _Call
+from fedrep_server.calls.meter import FinishedCall
 from fedrep_server.rounds import traffic
 from fedrep_server.rounds.traffic import TrafficCounter
 from fedrep_server.store import Traffic
@@ -72,3 +76,19 @@ def test_a_take_during_an_add_loses_nothing() -> None:
     taken.append(counter.take())
     assert sum(each["a"].up for each in taken if each) == 1
     assert sum(each["a"].down for each in taken if each) == 10
+
+
+def test_a_stream_cut_before_it_passed_on_what_its_calls_answered_counts_no_negative_bytes() -> None:
+    """Bytes belong to the call within the stream, also those that never left: the stream's own count went below zero then, and
+    the metrics refused it in the middle of its end."""
+    finished: list[FinishedCall] = []
+    gate = SimpleNamespace(closed=lambda _: None, alone={}, meter=SimpleNamespace(called=finished.append))
+    coding = Coding(bytes, bytes)
+    stream = _Call(cast(Gate, gate), "/fedrep.wire.v1.FederationService/Play", (), coding, cast(Any, None))
+    stream._one_received(b"question in its envelope", first=True)
+    inner = _Call(cast(Gate, gate), "/fedrep.wire.v1.FederationService/Join", (), coding, cast(Any, None), within=stream)
+    inner._one_received(b"question", first=True)
+    inner._sent(b"answer")
+    inner._finish("OK")
+    stream._finish("CANCELLED")
+    assert [(call.up, call.down) for call in finished] == [(8, 6), (16, 0)]

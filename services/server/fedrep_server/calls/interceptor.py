@@ -342,7 +342,8 @@ class _Call:
             del self._gate.alone[self._alone]
         if self._within is not None:  # bytes are counted once, by the call they were for
             self._within.count_elsewhere(self._up, self._down)
-        self._gate.meter.called(FinishedCall(self._method, name, run, code, seconds, self._up, self._down, number))
+        up, down = max(self._up, 0), max(self._down, 0)  # a stream that was cut has not sent all that its calls had answered
+        self._gate.meter.called(FinishedCall(self._method, name, run, code, seconds, up, down, number))
         if error is not None:
             level = "warning" if isinstance(error, CryptoError) else "info"
             getattr(log, level)(
