@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench bench-peers paper format clean test-browser pictures test-images chart policies fuzz load soak chaos proto web wheelhouse browser release crds locks base image-tools promtool
+.PHONY: help setup demo test test-stress check bench bench-peers paper format clean test-browser pictures test-images chart policies fuzz load soak chaos proto web wheelhouse browser release crds locks base image-tools promtool
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | awk -F'\t' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -40,6 +40,9 @@ demo: setup ## Run a whole federation on this machine, with attackers and a live
 
 test: setup browser promtool ## Run the tests: unit, protocol, contract, services, browser smoke, deployment
 	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/chaos/test_random_kills.py --ignore tests/images $(TESTS)
+
+test-stress: setup browser promtool ## The tests three times while something else keeps every core busy, and once more in a shuffled order
+	$(BIN)/python -m tests.stress $(STRESS)
 
 browser: $(STAMPS)/installed
 	@command -v chromium >/dev/null 2>&1 || { command -v apt-get >/dev/null 2>&1 && [ "$$(id -u)" = 0 ] && { \
