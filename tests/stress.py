@@ -58,7 +58,9 @@ def main() -> int:
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     seed = options.seed if options.seed is not None else secrets.randbits(31)
-    orders = [[] for _ in range(options.times)] + [["--shuffle", str(seed + number)] for number in range(options.shuffled)]
+    orders: list[list[str]] = [[] for _ in range(options.times)] + [
+        ["--shuffle", str(seed + number)] for number in range(options.shuffled)
+    ]
     runs = []
     with busy_cores(options.busy):
         for number, order in enumerate(orders, 1):
