@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-stress check bench bench-peers paper format clean test-browser pictures test-images chart policies fuzz load soak chaos proto web wheelhouse browser release crds locks base image-tools promtool
+.PHONY: help setup demo test test-stress check bench bench-peers paper format clean test-browser pictures test-images chart policies fuzz load soak chaos proto web wheelhouse browser release crds foreign-clients locks base image-tools promtool
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | awk -F'\t' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -119,6 +119,10 @@ policies: $(STAMPS)/installed ## Check chart and Dockerfile with checkov, in an 
 crds: ## Fetch the definitions of cert-manager, Prometheus operator and Gateway API, against which a test then checks the chart
 	mkdir -p .bench/crds
 	npm install --silent --no-audit --no-fund --prefix .bench/crds @kubernetes-models/cert-manager@4.4.4 @kubernetes-models/prometheus-operator@6.0.0 @kubernetes-models/gateway-api@2.0.0
+
+foreign-clients: ## Fetch Node's grpc-js, with which the contract tests then play rounds
+	mkdir -p .bench/grpc-js
+	npm install --silent --no-audit --no-fund --prefix .bench/grpc-js @grpc/grpc-js@1.14.3 @grpc/proto-loader@0.8.0
 
 fuzz: setup .bench/fuzz/atheris ## Fuzz every decoder, guided by coverage (SECONDS=75 each; KEEP=1 adds to the corpus)
 	PYTHONPATH=.bench/fuzz $(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),75) $(if $(KEEP),--keep)

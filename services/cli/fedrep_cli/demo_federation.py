@@ -23,7 +23,7 @@ from fedrep_cli.demo_drops import Drops
 from fedrep_cli.demo_enrolment import enrol_all
 from fedrep_cli.demo_reference import Reference
 from fedrep_cli.demo_settings import PRIVACY, DemoSettings, silo_name
-from fedrep_cli.demo_view import DemoView
+from fedrep_cli.demo_view import SHOWN_ROUNDS, DemoView
 from fedrep_cli.epsilon import number_or_none
 from fedrep_cli.main import main
 from fedrep_cli.nursery import Nursery, can_fork
@@ -243,7 +243,10 @@ class _Demo:
         drops = Drops(self._names, self._settings.drop_rate, random.SystemRandom())
         while True:
             summary = self._client.call("GetRun", pb.GetRunRequest(name=run))
-            rounds = self._client.call("ListRounds", pb.ListRoundsRequest(name=run, downsample=2000)).rounds
+            first = max(
+                summary.summary.round - SHOWN_ROUNDS, 0
+            )  # the table shows no more, and the whole run is work for the server
+            rounds = self._client.call("ListRounds", pb.ListRoundsRequest(name=run, from_round=first)).rounds
             self._view.show(summary, list(rounds))
             over = summary.summary.state in ("finished", "stopped")
             if over and (_evaluated(rounds) or not self._processes.running(f"{run}-evaluator")):
