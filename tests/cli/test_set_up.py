@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
 from fedrep_cli.main import main
@@ -240,6 +241,24 @@ def test_a_server_on_another_machine_is_invited_and_its_key_is_made_there(
     assert not (tmp_path / "server.toml").exists()
     open_for = {(entry.name, entry.role) for entry in Register(tmp_path / "ca" / REGISTER_FILE).invitations()}
     assert open_for == {("server", Role.SERVER), ("hospital-a", Role.SILO)}
+
+
+@pytest.mark.usefixtures("passphrase")
+def test_a_server_on_a_cluster_gets_a_key_to_carry_there_and_no_invitation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["init", "lungs", "--host", "ca.example.org", "--cluster", "--folder", str(tmp_path), *ports()]
+    assert main(command) == 1
+    assert "--server-host" in capsys.readouterr().err
+    assert not (tmp_path / "ca").exists()
+    assert main([*command, "--server-host", "far.example.org"]) == 0
+    assert main(["init", "--silo", "hospital-a", "--folder", str(tmp_path)]) == 0, "a repetition remembers that"
+    assert {path.stem for path in (tmp_path / "invitations").iterdir()} == {"hospital-a"}
+    made = Credentials.load(tmp_path / "server" / "identity")
+    assert made.identity.role is Role.SERVER
+    names = made.certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["far.example.org"]
+    assert not (tmp_path / "server.toml").exists(), "the chart makes the settings"
 
 
 @pytest.mark.usefixtures("passphrase")

@@ -16,6 +16,7 @@ import yaml
 from cryptography import x509
 
 from fedrep_cli.processes import free_ports
+from fedrep_identity.invitations import Invitation
 from tests.deploy.chart import HELM, REPOSITORY
 
 DEPLOY = REPOSITORY / "deploy"
@@ -67,6 +68,7 @@ def test_each_command_finds_what_the_one_before_has_made(tmp_path: Path) -> None
     environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "PYTHONPATH": str(REPOSITORY)}
     environment |= {
         "HOST": "federation.example.org",
+        "AUTHORITY": "ca.example.org",
         "DATABASE": "postgresql://u:p@db/f",
         "FEDREP_CA_PASSPHRASE": "of these tests",
         "FREE_PORTS": " ".join(f"--{name}-port {port}" for name, port in zip(PORTS, free_ports(len(PORTS)), strict=True)),
@@ -95,6 +97,11 @@ def test_each_command_finds_what_the_one_before_has_made(tmp_path: Path) -> None
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value.get_values_for_type(x509.DNSName)
     assert re.search(r'server_name = "(.+)"', config["data"]["dashboard.toml"])[1] in names  # type: ignore[index]
     assert {path.stem for path in (work / "invitations").iterdir()} == set(silos)
+    token = Invitation.from_token((work / "invitations" / "hospital-a.token").read_text())
+    assert token.enrolment_address.startswith("ca.example.org:"), "silos enrol where the authority runs"
+    assert token.server_address.startswith("federation.example.org:"), "and dial the cluster"
+    (settings,) = [item for item in manifests if item["kind"] == "ConfigMap" and "server.toml" in item["data"]]
+    assert 'authority = "ca.example.org:8552"' in settings["data"]["server.toml"]
     assert calls[-1] == ["fedrep", "ca", "serve", "--folder", "ca"]
 
 

@@ -42,10 +42,10 @@ exec postgres -D $data -c listen_addresses='*' -k /tmp
 def make_database(builder: Builder) -> None:
     more = builder.folder / "database"
     start = more / "usr" / "local" / "bin" / "start-database"
-    start.parent.mkdir(parents=True)
+    start.parent.mkdir(parents=True, exist_ok=True)
     start.write_text(START_DATABASE)
     start.chmod(0o755)
-    (more / "var" / "lib" / "postgresql" / "data").mkdir(parents=True)
+    (more / "var" / "lib" / "postgresql" / "data").mkdir(parents=True, exist_ok=True)
     builder.debian(DATABASE, "FEDREP_TEST_DATABASE_TAR", ["postgresql"], more)
     builder.said.append("database: no registry is reached, so Debian's PostgreSQL stands in for the official image")
 

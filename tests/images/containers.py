@@ -63,6 +63,7 @@ class Builder:
     """buildah with a storage of its own under `folder`, so that nothing is left behind and nothing else is touched."""
 
     folder: Path
+    kept: bool = False
     said: list[str] = field(default_factory=list)  # where a stand-in took the place of the real thing
 
     def buildah(self, *arguments: str, seconds: float = 3600) -> str:
@@ -91,6 +92,8 @@ class Builder:
     def debian(self, tag: str, kept: str, packages: Sequence[str], more: Path) -> None:
         """An image of Debian's packages and the files of a folder. The variable `kept` may name a tar file to keep them in."""
         archive = Path(os.environ.get(kept, self.folder / f"{kept}.tar"))
+        if self.kept and tag in self.buildah("images", "--format", "{{.Name}}").split():
+            return
         if not archive.exists():
             wanted = f"--include={','.join(packages)}"
             subprocess.run(
@@ -117,11 +120,11 @@ class Builder:
         arguments = ["--build-arg", "VARIANT=cpu"]
         if not _reached("https://download.pytorch.org/whl/cpu/torch/"):
             index = self.folder / "torch-index"
-            (index / "torch").mkdir(parents=True)
+            (index / "torch").mkdir(parents=True, exist_ok=True)
             (self.folder / "torch.txt").write_text(entry + "\n")
             fetch = [sys.executable, *["-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes", "--requirement"]]
             subprocess.run([*fetch, self.folder / "torch.txt", "--dest", index / "torch"], check=True, timeout=900)
-            (wheel,) = (index / "torch").iterdir()
+            (wheel,) = (index / "torch").glob("*.whl")
             (index / "torch" / "index.html").write_text(f'<a href="{wheel.name.replace("+", "%2B")}">{wheel.name}</a>')
             self.said.append(f"torch: its project's index is not reached, so {wheel.name} of torch {version} comes from here")
             arguments += ["--build-arg", f"TORCH_INDEX=file://{index}", "--volume", f"{index}:{index}:ro"]
@@ -156,7 +159,10 @@ class Builder:
 
     def close(self) -> None:
         self.buildah("umount", "--all")
-        shutil.rmtree(self.folder, ignore_errors=True)
+        if self.kept:
+            self.buildah("rm", "--all")
+        else:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def _reached(address: str) -> bool:

@@ -39,8 +39,9 @@ VALUES: Manifest = {
 
 @pytest.fixture(scope="module")
 def builder() -> Iterator[Builder]:
-    folder = Path(tempfile.mkdtemp(prefix="fedrep-images-"))
-    made = Builder(folder)
+    """FEDREP_TEST_IMAGES_FOLDER keeps what was built, so that the next time only what has changed is built again."""
+    kept = os.environ.get("FEDREP_TEST_IMAGES_FOLDER")
+    made = Builder(Path(kept or tempfile.mkdtemp(prefix="fedrep-images-")), bool(kept))
     try:
         made.make_base()
         yield made
@@ -194,13 +195,12 @@ def test_the_client_image_starts_as_the_charts_pod(
 
 
 def test_compose_plays_a_federation_from_these_images(
-    builder: Builder, server: str, dashboard: str, client: str, network: int
+    builder: Builder, server: str, dashboard: str, client: str, network: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """PostgreSQL, authority, server and dashboard first, without a silo's image; then three silos and rounds that are applied."""
     make_database(builder)
     images = {"server": server, "dashboard": dashboard, "client": client, "database": "localhost/fedrep-test-database"}
-    folder = builder.folder / "compose"
-    folder.mkdir()
+    folder = tmp_path_factory.mktemp("compose")
     with playing(Federation(builder, folder, network, images)) as plain:
         for name in ("ca", "server", "dashboard"):
             plain.until_healthy(name, 300)

@@ -54,6 +54,7 @@ class Plan:
     server_host: str | None = None  # another machine's, which then gets an invitation
     ports: Ports = Ports()
     hours: float = DEFAULT_HOURS
+    cluster: bool = False  # that other machine is a cluster's, which takes a key as a Secret and cannot make its own
 
 
 class Founding:
@@ -71,15 +72,15 @@ class Founding:
     def steps(self) -> Iterator[Step]:
         yield self._authority_step()
         yield self._identity_step(ADMIN, ADMIN_NAME, Role.ADMIN, "your identity as an admin, used by fedrep run")
+        if not self._apart or self._carried:
+            text = "the server's identity, to become a Secret of the cluster" if self._carried else "the server's identity"
+            yield self._identity_step(f"{SERVER}/identity", SERVER_NAME, Role.SERVER, text, self._server_hosts())
         if not self._apart:
-            yield self._identity_step(
-                f"{SERVER}/identity", SERVER_NAME, Role.SERVER, "the server's identity", self._server_hosts()
-            )
             yield settings_step(self._plan.folder / "server.toml", self._server_settings, "settings of fedrep server")
         yield self._identity_step(DASHBOARD, DASHBOARD_NAME, Role.ADMIN, "the dashboard's identity")
         text = "settings of fedrep dashboard, with the tokens to sign in: keep it to yourself"
         yield settings_step(self._plan.folder / "dashboard.toml", self._dashboard_settings, text, 0o600)
-        if self._apart:
+        if self._apart and not self._carried:
             yield self._invitation_step(SERVER_NAME, Role.SERVER, self._server_hosts())
         for name in self._plan.silos:
             yield self._invitation_step(name, Role.SILO)
@@ -104,6 +105,11 @@ class Founding:
     def _apart(self) -> bool:
         """Whether the server runs on another machine than the authority, where its key is then made."""
         return _split(self.public.server)[0] != _split(self.public.enrolment)[0]
+
+    @cached_property
+    def _carried(self) -> bool:
+        """Whether its key is made here all the same, because it is to be mounted there."""
+        return self._apart and (self._plan.cluster or (self._plan.folder / SERVER / "identity").exists())
 
     @cached_property
     def _register(self) -> Register:

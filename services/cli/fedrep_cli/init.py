@@ -37,6 +37,12 @@ def init(
         str | None,
         typer.Option(help="The server runs on another machine, of this name: it gets an invitation instead of a key made here."),
     ] = None,
+    cluster: Annotated[
+        bool,
+        typer.Option(
+            "--cluster", help="That other machine is a Kubernetes cluster: the server's key is made here, for a Secret."
+        ),
+    ] = False,
     port: Annotated[int, _port("The server's port.")] = Ports.server,
     enrolment_port: Annotated[int, _port("Where silos enrol.")] = Ports.enrolment,
     certificate_port: Annotated[int, _port("Where they renew.")] = Ports.certificates,
@@ -54,8 +60,13 @@ def init(
     for given in (host, server_host):
         if given is not None and given.count(":") == 1:
             raise InvalidInputError(f"{given}: give the host alone; the ports have options of their own.")
+    if cluster and server_host in (None, host):
+        raise InvalidInputError(
+            "--cluster: the authority stays on this machine and the server goes to a cluster, under another name. Give the one "
+            "that silos dial with --server-host, and this machine's with --host."
+        )
     ports = Ports(port, enrolment_port, certificate_port, health_port, metrics_port, dashboard_port)
-    plan = Plan(folder, federation, tuple(dict.fromkeys(silo)), evaluator, host, server_host, ports, hours)
+    plan = Plan(folder, federation, tuple(dict.fromkeys(silo)), evaluator, host, server_host, ports, hours, cluster)
     founding = Founding(plan, lambda new: read_passphrase(passphrase_file, confirm=new))
     if not (folder / AUTHORITY).exists():
         _check_ports(plan)
@@ -90,8 +101,11 @@ def _next(plan: Plan, founding: Founding) -> list[str]:
         name for name in (*plan.silos, *([plan.evaluator] if plan.evaluator else [])) if founding.token_file(name).exists()
     ]
     shown = founding.token_file(waiting[0]) if waiting else None
+    start = f"fedrep up{there}    # here: authority, server and dashboard, until Ctrl-C; asks for the passphrase"
+    if plan.cluster:
+        start = f"fedrep ca serve --folder {plan.folder / AUTHORITY}    # here, once the chart is installed with these identities"
     return [
-        f"fedrep up{there}    # here: authority, server and dashboard, until Ctrl-C; asks for the passphrase",
+        start,
         *([f"fedrep join TOKEN    # at each silo; its TOKEN is in {shown} and so on"] if shown else []),
         "fedrep run model    # here: the parameters to start from; --trainer as at the silos",
         "fedrep run create    # here: the run in run.toml",
