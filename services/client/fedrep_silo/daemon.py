@@ -136,6 +136,7 @@ class SiloDaemon:
         finally:
             for task in self._tasks:
                 task.cancel()
+            self.reports.abandon()
 
     def stop(self) -> None:
         """Leave after the round this silo has promised to take part in; `speaking` says whether there is one."""
@@ -169,6 +170,7 @@ class SiloDaemon:
                 await self.reports.tell(news)
 
     async def _stop(self, stop: Stop) -> None:
+        await self.reports.settle()
         if stop.polite:
             await self.leave()
         if stop.error is not None:

@@ -7,6 +7,7 @@ Refused manifests and drills are always reported.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
@@ -67,6 +68,7 @@ class Reports:
         self._sent_before = 0
         self._remarked = ("", 0.0)
         self._evaluate_every = 1
+        self._sending: asyncio.Task[None] | None = None
         self.rounds_over = 0
         self.status: dict[str, Any] = {"silo": name, "run": settings.run, "server": settings.server, "phase": "starting"}
 
@@ -208,11 +210,25 @@ class Reports:
             request.accuracy = _coarse(evaluation.accuracy)
 
     async def _send(self, request: pb.ReportMetricsRequest) -> None:
+        """The round goes on meanwhile; only the next figures wait for these, so that none overtakes another."""
+        await self.settle()
+        self._sending = asyncio.create_task(self._deliver(request))
+
+    async def _deliver(self, request: pb.ReportMetricsRequest) -> None:
         """Figures are a courtesy: a server that does not want them must not stop the silo."""
         try:
             await self._connection.report(request)
         except FedrepError as error:
             log.debug("report_refused", why=str(error))
+
+    async def settle(self) -> None:
+        """Until what was reported has arrived, or the server is out of reach for good."""
+        if self._sending is not None:
+            await asyncio.wait((self._sending,))
+
+    def abandon(self) -> None:
+        if self._sending is not None:
+            self._sending.cancel()
 
 
 def _add_records(request: pb.ReportMetricsRequest, standing: Standing) -> None:
