@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 from pathlib import Path
+
+from benchmarks.machine import save
 
 RESULTS = Path(__file__).parent / "results"
 BENCHMARKS = {
@@ -16,12 +19,22 @@ BENCHMARKS = {
     "dp_step": "a training step with record-level privacy against a plain one and against Opacus",
     "round": "a whole round over gRPC and TLS: milliseconds and kilobytes",
     "wire": "bytes on the socket, framing and all, against the paper's count",
+    "wide_area": "a round over a slow network against dense FedAvg and the wire itself",
+    "scaling": "a round's cost against d, m, s and K/d, with fitted exponents",
     "rivals": "whole rounds and two poisoned silos of ten: Flower, NVFlare and FedREP",
     "flood": "an honest Join while another silo floods the server, against a quiet server",
     "server_memory": "the server's peak memory with 32 silos and 5 million parameters",
     "lab_batching": "training many simulated silos at once against a loop",
 }
-TAKES_QUICK = ("aggregators", "rivals", "secagg", "wire")
+TAKES_QUICK = ("aggregators", "rivals", "scaling", "secagg", "wide_area", "wire")
+
+
+def stamp(path: Path) -> None:
+    """Where and when, for results that do not say so themselves."""
+    if path.exists():
+        figures = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(figures, dict) and not isinstance(figures.get("machine"), dict):
+            save(path, {name: value for name, value in figures.items() if name != "machine"})
 
 
 def main() -> int:
@@ -41,6 +54,7 @@ def main() -> int:
             command.append("--quick")
         if subprocess.run(command, check=False).returncode:
             failed.append(name)
+        stamp(RESULTS / f"{name}.json")
     if failed:
         print(f"\nfailed: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0

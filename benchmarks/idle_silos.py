@@ -23,7 +23,7 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from benchmarks.server_process import run_server
+from benchmarks.server_process import WORK, run_server
 from fedrep.protocol.manifests import SignedRunManifest
 from fedrep.protocol.model_state import model_hash
 from fedrep.protocol.silo_effects import Doing, Effect, FailedTraining, News, Problem, Report, RoundOver, RunRefused
@@ -290,6 +290,7 @@ async def play(
             pipe.send("reset")
             pipe.recv()
             figures.silo_cpu = -cpu_seconds()
+            WORK.clear()
             for silo in silos:
                 silo.meter.up.clear()
                 silo.meter.down.clear()

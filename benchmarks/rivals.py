@@ -82,6 +82,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.rivals", description=__doc__)
     parser.add_argument("--repeats", type=int, default=3, help="turns of each system")
     parser.add_argument("--quick", action="store_true", help="one turn, and Flower's deployment engine left out")
+    parser.add_argument("--part", choices=["rounds", "poisoned"], help="only one of the two")
     add_options(parser, RESULTS)
     options = parser.parse_args()
     steps = Steps(Path(options.json), options.seconds, fresh=options.fresh)
@@ -92,7 +93,9 @@ def main() -> int:
         for name, step in ROUND_STEPS.items()
         if not name.startswith(left_out or ("-",))
     ]
-    wanted += [(f"poisoned: {name}", step) for name, step in POISONED_STEPS.items()]
+    wanted = [] if options.part == "poisoned" else wanted
+    if options.part != "rounds":
+        wanted += [(f"poisoned: {name}", step) for name, step in POISONED_STEPS.items()]
     complete = steps.play(wanted)
     figures = summary(steps.done)
     steps.keep(**figures)
