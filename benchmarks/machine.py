@@ -26,6 +26,7 @@ def machine() -> dict[str, Any]:
         "fedrep": version("fedrep"),
         "commit": _commit(),
         "packages": {name: version(name) for name in PACKAGES if _installed(name)},
+        "load": round(os.getloadavg()[0], 1),
         "date": dt.datetime.now(dt.UTC).date().isoformat(),
     }
 

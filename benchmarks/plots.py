@@ -22,11 +22,11 @@ GREYS = ("black", "0.35", "0.5", "0.2", "0.6", "0.45")
 def draw(results: dict[str, Any], folder: Path) -> list[Path]:
     pictures = []
     with mpl.rc_context(SETTINGS):
-        if "rivals" in results:
-            pictures += [
-                _save(_rounds(results["rivals"]["rounds"]), folder / "bench-rounds.svg"),
-                _save(_poisoned(results["rivals"]["poisoned"]), folder / "bench-poisoned.svg"),
-            ]
+        rivals = results.get("rivals", {"rounds": [], "poisoned": []})
+        if rivals["rounds"]:
+            pictures.append(_save(_rounds(rivals["rounds"]), folder / "bench-rounds.svg"))
+        if rivals["poisoned"]:
+            pictures.append(_save(_poisoned(rivals["poisoned"]), folder / "bench-poisoned.svg"))
         if "scaling" in results:
             pictures.append(_save(_scaling(results["scaling"]["axes"]), folder / "bench-scaling.svg"))
     return pictures
