@@ -158,6 +158,8 @@ def test_a_wrong_command_line_is_one_sentence_and_exit_code_2(
         (ConnectionRefusedError("nobody listens"), 3, "cannot connect: nobody listens."),
         (TimeoutError("no answer"), 3, "cannot connect: no answer."),
         (FileNotFoundError(2, "No such file or directory", "run.toml"), 1, "No such file or directory: run.toml."),
+        (OSError(28, "No space left on device"), 1, "the disk is full. Free some space and start again"),
+        (OSError(28, "took only a part of a record", "changes-1.log"), 1, "the disk is full: changes-1.log. Free some space"),
         (ModuleNotFoundError("No module named 'grpc'", name="grpc"), 1, "install fedrep[server]"),
         (ZeroDivisionError("division by zero"), 70, "ZeroDivisionError: division by zero"),
         (ModuleNotFoundError("No module named 'fedrep.x'", name="fedrep.x"), 70, "No module named 'fedrep.x'"),

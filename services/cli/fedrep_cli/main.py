@@ -7,6 +7,7 @@ code.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -163,7 +164,10 @@ def _explain(program: str, command: Command, error: Exception) -> int:
         return CANNOT_CONNECT
     if isinstance(error, OSError):
         where = f": {error.filename}" if error.filename else ""
-        complain(program, f"{error.strerror or error}{where}.")
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            complain(program, f"the disk is full{where}. Free some space and start again: what was written before is whole.")
+        else:
+            complain(program, f"{error.strerror or error}{where}.")
         return FAILED
     if type(error).__name__ == "Abort" or "lost sys.stdin" in str(error):  # a prompt that got no answer, or could not ask
         if isinstance(error.__context__, KeyboardInterrupt):

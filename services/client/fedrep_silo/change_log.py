@@ -6,6 +6,7 @@ reader leaves it out; damage anywhere else is an error, for records say what thi
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import struct
@@ -67,7 +68,7 @@ class ChangeLog:
         data = head + _SUM.pack(zlib.crc32(head)) + payload
         try:
             if os.pwrite(self._descriptor, data, self.size) != len(data):
-                raise OSError(f"{self.path} took only a part of a record; is the disk full?")
+                raise OSError(errno.ENOSPC, "took only a part of a record", str(self.path))
             os.fdatasync(self._descriptor)
         except OSError:
             os.ftruncate(self._descriptor, self.size)  # half a record must not lie before the next one
