@@ -15,6 +15,7 @@ from benchmarks.plots import draw
 from benchmarks.sections import HEAD, SECTIONS, Figures, machine_line, prose
 
 RESULTS, KEPT = ROOT / "benchmarks" / "results", ROOT / "benchmarks" / "kept"
+MAKES = {"soak": "make soak", "chaos": "make chaos"}
 PAGE, IMAGES = ROOT / "docs" / "benchmarks.md", ROOT / "docs" / "images"
 
 
@@ -28,7 +29,16 @@ def page(results: dict[str, Figures]) -> str:
     for name, (title, section) in SECTIONS.items():
         if name in results:
             figures = results[name]
-            lines += [f"## {title}", "", f"`python -m benchmarks.{name}`", "", *section(figures), "", machine_line(figures), ""]
+            lines += [
+                f"## {title}",
+                "",
+                f"`{MAKES.get(name, f'python -m benchmarks.{name}')}`",
+                "",
+                *section(figures),
+                "",
+                machine_line(figures),
+                "",
+            ]
     return "\n".join(lines)
 
 

@@ -34,6 +34,15 @@ A round has four phases in which nobody can answer to what it has not heard (pro
 are the least. The count is the link's own, and takes a renewed window of HTTP/2 for a message. The wire's time is the bytes of a
 round at the link's rate, up and down one after the other, and the least round trips.
 """
+CHAOS = """
+A real federation of twelve silos, two servers on PostgreSQL, authority, evaluator and dashboard, broken at random and checked all
+the while ([faults](faults.md)). A fault's rounds lost are those skipped from its beginning to the next applied one; faults
+overlap, so a round may count for several.
+"""
+SOAK = """
+Silos that train nothing play rounds on end; all silos share one process, the server has its own. Memory, open files, threads and
+tasks have to stay within 5 percent once things have settled, a round's processor time within 10.
+"""
 SCALING = """
 The d axis has m = 4 and s = 2, the m axis d = 270,000 and s = 4, the s axis m = 32 and d = 270,000, the K/d axis m = 8,
 d = 1,000,000 and s = 4; K/d = 0.05 elsewhere. CPU is the least of all turns. The last line of a table is the exponent of the
@@ -186,6 +195,39 @@ def server_memory(figures: Figures) -> list[str]:
     return [f"{figures['silos']} silos, d = {figures['parameters']:,}: {peak} MB at most, of it {idle} MB before there is a run."]
 
 
+def chaos(figures: Figures) -> list[str]:
+    rows = [
+        [kind, str(row["injected"]), str(row["rounds_lost"]), f"{row['seconds_median']:.1f}", f"{row['seconds_worst']:.1f}"]
+        for kind, row in figures["kinds"].items()
+    ]
+    rounds = figures["rounds_applied"], figures["rounds_skipped"]
+    fates = ", ".join(f"{count} {fate}" for fate, count in sorted(figures["submissions"].items()))
+    held = "Every invariant held." if not figures["problems"] else f"Found: {'; '.join(figures['problems'])}."
+    notes = "".join(f" Left out: {text}." for text in figures["missing"])
+    told = (
+        f"{figures['faults']} faults from seed {figures['seed']} in {figures['seconds'] / 60:.0f} minutes, "
+        f"{figures['restarts']} restarts; {rounds[0]} rounds applied, {rounds[1]} skipped; submissions: {fates}; after the last fault all silos were back within "
+        f"{figures['recovery_seconds']:.0f} s. {held}{notes}"
+    )
+    header = ["fault", "injected", "rounds lost", "next applied round, median s", "worst s"]
+    return [prose(CHAOS), "", *table(header, rows), "", prose(told)]
+
+
+def soak(figures: Figures) -> list[str]:
+    lines = [prose(SOAK)]
+    for part in figures["parts"]:
+        windows, judged = part["windows"], part["verdict"]
+        marks = [*windows[: -1 : max(1, len(windows) // 5)], windows[-1]]
+        names = ("server_mb", "silos_mb", "server_files", "silos_files", "tasks", "server_cpu_ms", "silos_cpu_ms", "ms")
+        rows = [[str(mark["last_round"]), *(number(mark[name]) for name in names)] for mark in marks]
+        header = ["round", "server, MB", "silos, MB", "files", "files", "tasks", "server CPU, ms", "silos CPU, ms", "round, ms"]
+        ended = "" if part["played"] >= part["rounds"] else f" of {part['rounds']}, where it was ended,"
+        verdict = "flat" if judged["flat"] else "not flat"
+        told = f"{part['silos']} silos, d = {part['parameters']:,}: after {part['played']} rounds{ended} **{verdict}**."
+        lines += ["", told, "", *table(header, rows)]
+    return lines
+
+
 SECTIONS: dict[str, tuple[str, Callable[[Figures], list[str]]]] = {
     "rivals": ("Flower, NVFlare and FedREP", rivals),
     "secagg": ("Secure aggregation, step by step", secagg),
@@ -196,4 +238,6 @@ SECTIONS: dict[str, tuple[str, Callable[[Figures], list[str]]]] = {
     "scaling": ("Growth", scaling),
     "silo": ("A silo's own work", silo),
     "server_memory": ("The server's memory", server_memory),
+    "soak": ("Rounds on end", soak),
+    "chaos": ("Faults", chaos),
 }

@@ -10,12 +10,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import datetime as dt
-import json
 import logging
 import multiprocessing
 import os
-import platform
 import statistics
 import sys
 import time
@@ -28,7 +25,7 @@ from typing import Any
 import structlog
 
 from benchmarks.idle_silos import Shape, Stopwatch, federation
-from fedrep import __version__
+from benchmarks.machine import save
 from fedrep.protocol.silo_effects import News, RoundOver
 
 PAGE_MB = os.sysconf("SC_PAGE_SIZE") / 2**20
@@ -192,7 +189,7 @@ def _keep(result: dict[str, Any], part: dict[str, Any], started: float, path: Pa
     played = {"played": windows[-1].last_round, "seconds": time.perf_counter() - started}
     part.update(played, windows=[asdict(each) for each in windows], verdict=verdict(windows))
     if path is not None:
-        path.write_text(json.dumps(result, indent=2) + "\n")
+        save(path, result)
 
 
 def main() -> int:
@@ -202,8 +199,7 @@ def main() -> int:
     parser.add_argument("--parameters", type=int, default=20_000)
     parser.add_argument("--json", type=Path, help="also write the figures to this file, as they come")
     options = parser.parse_args()
-    machine = {"cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
-    result: dict[str, Any] = {"date": dt.date.today().isoformat(), "fedrep": __version__, **machine, "parts": []}
+    result: dict[str, Any] = {"parts": []}
     parts = ((32, options.rounds, max(1, options.rounds // 20)), (128, options.large_rounds, max(1, options.large_rounds // 10)))
     for silos, rounds, window in parts:
         if not rounds:

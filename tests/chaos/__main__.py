@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import secrets
 import sys
 import tempfile
 from pathlib import Path
 
+from benchmarks.machine import save
 from fedrep_cli.processes import orderly_end
 from tests.chaos.drill import Drill, table
 from tests.chaos.plan import Plan, make_plan
@@ -40,8 +40,7 @@ def main() -> int:
         result = asyncio.run(Drill(stage, plan, lambda text: print(text, flush=True)).play())
     print("\n".join(["", *table(result)]))
     if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(result, indent=2) + "\n")
+        save(options.json, result)
     if result["problems"]:
         print(f"logs and traces are in {folder}", file=sys.stderr)
         return 1

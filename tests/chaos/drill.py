@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import datetime as dt
-import os
-import platform
 import statistics
 import time
 import urllib.request
@@ -14,7 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedrep import __version__
 from fedrep_silo.training import in_thread
 from tests.chaos.faults import Faults, Over
 from tests.chaos.invariants import Invariants
@@ -200,11 +196,6 @@ class Drill:
         }
         exits = {name: sorted(set(member.exits)) for name, member in self.stage.members.items() if member.exits}
         return {
-            "date": dt.date.today().isoformat(),
-            "fedrep": __version__,
-            "python": platform.python_version(),
-            "machine": platform.machine(),
-            "cores": os.cpu_count(),
             "seed": self.plan.seed,
             "faults": len(self.struck),
             "seconds": self.seconds,
