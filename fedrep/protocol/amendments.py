@@ -7,11 +7,11 @@ list of silos may change, and what follows from it: the quorum, and the bits tha
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import pairwise
 
 from fedrep.errors import RefusedError, SettingsError
-from fedrep.protocol.manifests import RunManifest, SiloName
+from fedrep.protocol.manifests import RunManifest, SiloName, signed_fields
 from fedrep.protocol.seats import largest_seat
 from fedrep.protocol.thresholds import default_quorum
 from fedrep.quantize import value_bits
@@ -45,9 +45,9 @@ def next_epoch(run: RunManifest, last_round: int) -> int:
 def check_amendment(old: RunManifest, new: RunManifest) -> None:
     """Whether `new` follows `old` and changes nothing but its list. Its signature and a silo's policy are judged elsewhere."""
     problems = [
-        f"{field.name} differs"
-        for field in fields(RunManifest)
-        if field.name not in MAY_CHANGE and getattr(old, field.name) != getattr(new, field.name)
+        f"{field} differs"
+        for field in signed_fields(RunManifest)
+        if field not in MAY_CHANGE and getattr(old, field) != getattr(new, field)
     ]
     if new.predecessor != old.digest():
         problems.append("it does not follow the manifest before")

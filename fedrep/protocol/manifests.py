@@ -7,7 +7,7 @@ manifest than its mates therefore derives other masks and other signatures, and 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any, NewType
 
@@ -87,6 +87,7 @@ class RunManifest:
     from_round: int = 0
     record_epsilon_at_most: float | None = None
     delta_at_most: float | None = None
+    _digest: bytes = field(default=b"", init=False, repr=False, compare=False)
 
     @property
     def asks_for_promise(self) -> bool:
@@ -105,7 +106,10 @@ class RunManifest:
         return promise is not None and promise.epsilon <= epsilon and promise.delta <= delta
 
     def digest(self) -> RunHash:
-        return RunHash(digest("fedrep/run", _flat(self)))
+        """Worked out once: every message of a round names it."""
+        if not self._digest:
+            object.__setattr__(self, "_digest", digest("fedrep/run", _flat(self)))
+        return RunHash(self._digest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +151,7 @@ class RoundManifest:
     clip_range: float
     byzantine: int
     deadlines: Deadlines
+    _context: bytes = field(default=b"", init=False, repr=False, compare=False)
 
     @property
     def names(self) -> tuple[SiloName, ...]:
@@ -160,8 +165,10 @@ class RoundManifest:
         return next((entry for entry in self.roster if entry.name == name), None)
 
     def context(self) -> bytes:
-        """C1: the hash that the records' signatures and the shares' associated data are bound to."""
-        return digest("fedrep/c1", self.run, self.round, _flat(self))
+        """C1: the hash that the records' signatures and the shares' associated data are bound to. Worked out once."""
+        if not self._context:
+            object.__setattr__(self, "_context", digest("fedrep/c1", self.run, self.round, _flat(self)))
+        return self._context
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,10 +204,11 @@ def _flat(value: object) -> Field:
     if isinstance(value, tuple):
         return tuple(_flat(item) for item in value)
     kind: Any = type(value)
-    pairs = ((name, getattr(value, name)) for name in _field_names(kind))
+    pairs = ((name, getattr(value, name)) for name in signed_fields(kind))
     return tuple((name, _flat(item)) for name, item in pairs if item is not None)
 
 
 @cache
-def _field_names(kind: Any) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(kind))
+def signed_fields(kind: Any) -> tuple[str, ...]:
+    """By name, without what an object only remembers about itself."""
+    return tuple(each.name for each in fields(kind) if not each.name.startswith("_"))

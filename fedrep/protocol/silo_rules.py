@@ -325,7 +325,7 @@ def check_own_place(
     place = _own_place(consensus.assignment, record.silo)
     if place is None:
         return None
-    if not np.isin(proposed, indices, assume_unique=True).all():
+    if not np.array_equal(np.take(indices, np.searchsorted(indices, proposed), mode="clip"), proposed):
         raise RefusedError("the consensus leaves out coordinates this silo proposed", reason="PROPOSAL_LEFT_OUT")
     buffer = consensus.assignment[place]
     stands = next(member for member in buffer if member.silo == record.silo)

@@ -18,6 +18,7 @@ from fedrep.protocol.manifests import (
     SignedRoundManifest,
     SignedRunManifest,
     SiloName,
+    signed_fields,
 )
 from fedrep.protocol.messages import (
     Abstention,
@@ -55,12 +56,12 @@ _RECORD_LIMITS: Final = ("record_epsilon_at_most", "delta_at_most")
 
 
 def run_manifest_to_wire(manifest: RunManifest) -> pb.RunManifest:
-    plain = {field: getattr(manifest, field) for field in manifest.__dataclass_fields__ if field not in ("deadlines", "silos")}
+    plain = {field: getattr(manifest, field) for field in signed_fields(RunManifest) if field not in ("deadlines", "silos")}
     return pb.RunManifest(**plain, silos=list(manifest.silos), deadlines=_deadlines_to_wire(manifest.deadlines))
 
 
 def run_manifest_from_wire(wire: pb.RunManifest) -> RunManifest:
-    fields = [field for field in RunManifest.__dataclass_fields__ if field not in ("deadlines", "silos")]
+    fields = [field for field in signed_fields(RunManifest) if field not in ("deadlines", "silos")]
     plain: dict[str, Any] = {field: getattr(wire, field) for field in fields}
     plain |= {field: None for field in _RECORD_LIMITS if not wire.HasField(field)}
     silos = tuple(SiloName(name) for name in wire.silos)
@@ -89,7 +90,7 @@ def amendments_from_wire(wire: pb.Amendments) -> tuple[tuple[SignedRunManifest, 
 
 
 def round_manifest_to_wire(manifest: RoundManifest) -> pb.RoundManifest:
-    fields = [field for field in RoundManifest.__dataclass_fields__ if field not in ("deadlines", "roster")]
+    fields = [field for field in signed_fields(RoundManifest) if field not in ("deadlines", "roster")]
     roster = [
         pb.RosterEntry(
             name=entry.name,
@@ -105,7 +106,7 @@ def round_manifest_to_wire(manifest: RoundManifest) -> pb.RoundManifest:
 
 
 def round_manifest_from_wire(wire: pb.RoundManifest) -> RoundManifest:
-    fields = [field for field in RoundManifest.__dataclass_fields__ if field not in ("deadlines", "roster", "run")]
+    fields = [field for field in signed_fields(RoundManifest) if field not in ("deadlines", "roster", "run")]
     roster = tuple(
         RosterEntry(SiloName(entry.name), entry.fingerprint, entry.session_key, entry.session_signature, promise_from_wire(entry))
         for entry in wire.roster

@@ -134,6 +134,7 @@ class SiloDaemon:
                         return await self._stop(effect)
                     await self._carry_out(effect)
         finally:
+            self.reports.close()
             for task in self._tasks:
                 task.cancel()
             self.reports.abandon()

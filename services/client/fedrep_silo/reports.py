@@ -45,6 +45,7 @@ from fedrep_silo.training import Training, in_thread
 log = structlog.get_logger(__name__)
 
 LONGEST_PROBLEM = 500
+STATUS_SECONDS = 0.5
 
 
 class Reports:
@@ -70,6 +71,7 @@ class Reports:
         self._evaluate_every = 1
         self._sending: asyncio.Task[None] | None = None
         self.rounds_over = 0
+        self._showing: asyncio.TimerHandle | None = None
         self.status: dict[str, Any] = {"silo": name, "run": settings.run, "server": settings.server, "phase": "starting"}
 
     async def tell(self, news: News) -> None:
@@ -99,7 +101,25 @@ class Reports:
         self.status |= {"phase": phase, "at": time.time()}
         if round_number is not None:
             self.status["round"] = round_number
-        self._state.save_status(self.status)
+        self._show_status()
+
+    def _show_status(self) -> None:
+        """Several phases of a round pass within a blink: the file follows at most so often, and always in the end."""
+        if self._showing is None:
+            self._state.save_status(self.status)
+            self._showing = asyncio.get_running_loop().call_later(STATUS_SECONDS, self._show_again, dict(self.status))
+
+    def _show_again(self, shown: dict[str, Any]) -> None:
+        self._showing = None
+        if self.status != shown:
+            self._show_status()
+
+    def close(self) -> None:
+        """What was said last is in the file when the daemon ends."""
+        if self._showing is not None:
+            self._showing.cancel()
+            self._showing = None
+            self._state.save_status(self.status)
 
     def _remark(self, event: str, why: str, round_number: int | None) -> None:
         """The same line at most once a minute: a silo that waits for its run asks every second."""

@@ -123,6 +123,16 @@ class Credentials:
         return store
 
 
+@dataclass(frozen=True)
+class _Proven:
+    """A certificate with its path to the root: what neither time nor a revocation list changes is worked out once."""
+
+    peer: PeerCertificate
+    path: tuple[x509.Certificate, ...]
+    leaf_end: dt.datetime
+    authorities_end: dt.datetime
+
+
 class TrustStore:
     """Judges certificates against one federation's root. Threads may share it: updates replace whole values.
 
@@ -145,25 +155,43 @@ class TrustStore:
         self._skew = skew
         self._needs_lists = needs_lists
         self._intermediates = tuple(intermediates)
-        self._proven: dict[bytes, tuple[x509.Certificate, ...]] = {}
+        self._proven: dict[bytes, _Proven] = {}
 
     def verify(
         self, certificate: bytes, now: dt.datetime | None = None, *, roles: Iterable[Role] | None = None
     ) -> PeerCertificate:
         """Check a certificate (DER, or PEM with its intermediates after it), or raise CryptoError with the reason."""
         now = now or dt.datetime.now(dt.UTC)
-        chain = load_chain(certificate)
+        known = self._proven.get(certificate)
+        if known is None:
+            known = self._prove(load_chain(certificate), now)
+            if len(self._proven) >= _REMEMBERED_CHAINS:
+                self._proven.clear()
+            self._proven[certificate] = known
+        identity = known.peer.identity
+        self._check_dates(identity, known.peer.not_before, known.leaf_end, now)
+        if now > known.authorities_end:
+            raise CryptoError(
+                f"The certificate authority that signed the certificate of {identity} has itself expired. "
+                "The federation's administrators must renew the authority (fedrep ca init) and enrol everybody again.",
+                reason="CERTIFICATE_EXPIRED",
+            )
+        self._check_revocation(known.path, identity, now)
+        if roles is not None:
+            require_role(identity, frozenset(roles))
+        return known.peer
+
+    def _prove(self, chain: Sequence[x509.Certificate], now: dt.datetime) -> _Proven:
         leaf = chain[0]
         identity = identity_of(leaf)
-        self._check_dates(leaf, identity, now)
-        path = self._proven_path(leaf, chain[1:], identity, now)
+        self._check_dates(identity, leaf.not_valid_before_utc, leaf.not_valid_after_utc, now)
+        path = self._path_to_root(chain, identity, now)
         if identity.federation != self.federation:
             raise CryptoError(
                 f"{identity} belongs to the federation {identity.federation!r}, this one is {self.federation!r}. "
                 "Use the certificate issued for this federation.",
                 reason="WRONG_FEDERATION",
             )
-        self._check_revocation(path, identity, now)
         if identity.role not in allowed_by(path):
             raise CryptoError(
                 f"The certificate of {identity} was signed by an intermediate authority that the root lets certify "
@@ -171,9 +199,7 @@ class TrustStore:
                 "made with: fedrep ca intermediate --roles.",
                 reason="ROLE_NOT_ALLOWED",
             )
-        if roles is not None:
-            require_role(identity, frozenset(roles))
-        return PeerCertificate(
+        peer = PeerCertificate(
             identity,
             key_fingerprint(leaf),
             verify_key_from_public(leaf.public_key()),
@@ -181,6 +207,7 @@ class TrustStore:
             min(certificate.not_valid_after_utc for certificate in path),
             to_pem(path[:-1]),
         )
+        return _Proven(peer, path, leaf.not_valid_after_utc, min(each.not_valid_after_utc for each in path[1:]))
 
     def update_revocations(self, bundle: bytes) -> None:
         """Take newer lists from a PEM bundle: revocation lists and, before them, intermediates that signed them."""
@@ -206,59 +233,48 @@ class TrustStore:
                 reason="BAD_REVOCATION_LIST",
             )
 
-    def _check_dates(self, leaf: x509.Certificate, identity: Identity, now: dt.datetime) -> None:
-        if now > leaf.not_valid_after_utc + self._skew:
+    def _check_dates(self, identity: Identity, begin: dt.datetime, end: dt.datetime, now: dt.datetime) -> None:
+        if now > end + self._skew:
             raise CryptoError(
-                f"The certificate of {identity} expired on {_date(leaf.not_valid_after_utc)}, and the clock here says "
+                f"The certificate of {identity} expired on {_date(end)}, and the clock here says "
                 f"{_date(now)}. If the clock is right, ask for a new invitation and run fedrep enroll; "
                 "if not, set the clock.",
                 reason="CERTIFICATE_EXPIRED",
             )
-        if now < leaf.not_valid_before_utc - self._skew:
+        if now < begin - self._skew:
             raise CryptoError(
-                f"The certificate of {identity} is valid only from {_date(leaf.not_valid_before_utc)}, and the clock "
+                f"The certificate of {identity} is valid only from {_date(begin)}, and the clock "
                 f"here says {_date(now)}. One of the clocks is wrong: compare both machines with a time server.",
                 reason="CERTIFICATE_NOT_YET_VALID",
             )
 
-    def _proven_path(
-        self, leaf: x509.Certificate, intermediates: Sequence[x509.Certificate], identity: Identity, now: dt.datetime
+    def _path_to_root(
+        self, chain: Sequence[x509.Certificate], identity: Identity, now: dt.datetime
     ) -> tuple[x509.Certificate, ...]:
-        """The path to the root. Signatures do not change, so a path once proven is remembered; dates are not."""
-        key = hashlib.sha256(to_der(leaf)).digest()
-        path = self._proven.get(key)
-        if path is None:
-            # Within the tolerated skew the leaf's own dates were accepted above.
-            moment = min(max(now, leaf.not_valid_before_utc), leaf.not_valid_after_utc)
-            try:
-                verifier = (
-                    verification.PolicyBuilder()
-                    .store(verification.Store([self.root]))
-                    .time(moment)
-                    .max_chain_depth(2)
-                    .build_client_verifier()
-                )
-                path = tuple(verifier.verify(leaf, [*intermediates, *self._intermediates]).chain)
-            except Exception as error:  # VerificationError, or one of the parser's for a field it reads late
-                raise CryptoError(
-                    f"The certificate presented for {identity} was not issued by this federation's certificate "
-                    f"authority (root {self.root_fingerprint.hex()[:16]}...): {_first_line(error)}. "
-                    "Use the certificate issued for this federation, or enrol again.",
-                    reason="WRONG_AUTHORITY",
-                ) from None
-            if len(self._proven) >= _REMEMBERED_CHAINS:
-                self._proven.clear()
-            self._proven[key] = path
-        if any(now > authority.not_valid_after_utc for authority in path[1:]):
-            raise CryptoError(
-                f"The certificate authority that signed the certificate of {identity} has itself expired. "
-                "The federation's administrators must renew the authority (fedrep ca init) and enrol everybody again.",
-                reason="CERTIFICATE_EXPIRED",
+        leaf = chain[0]
+        # Within the tolerated skew the leaf's own dates were accepted before.
+        moment = min(max(now, leaf.not_valid_before_utc), leaf.not_valid_after_utc)
+        try:
+            verifier = (
+                verification.PolicyBuilder()
+                .store(verification.Store([self.root]))
+                .time(moment)
+                .max_chain_depth(2)
+                .build_client_verifier()
             )
-        return path
+            return tuple(verifier.verify(leaf, [*chain[1:], *self._intermediates]).chain)
+        except Exception as error:  # VerificationError, or one of the parser's for a field it reads late
+            raise CryptoError(
+                f"The certificate presented for {identity} was not issued by this federation's certificate "
+                f"authority (root {self.root_fingerprint.hex()[:16]}...): {_first_line(error)}. "
+                "Use the certificate issued for this federation, or enrol again.",
+                reason="WRONG_AUTHORITY",
+            ) from None
 
     def _check_revocation(self, path: Sequence[x509.Certificate], identity: Identity, now: dt.datetime) -> None:
         revoked = self.revoked
+        if not revoked.lists and not self._needs_lists:
+            return
         for certificate, authority in pairwise(path):
             if self._needs_lists and not (revoked.is_current(certificate, now) or needs_no_list(certificate, authority)):
                 raise CryptoError(
