@@ -90,7 +90,8 @@ def member_work() -> dict[str, Work]:
     own, others = AgreementKey.generate(), [AgreementKey.generate() for _ in range(SILOS)]
     secret, threshold = secrets.token_bytes(32), share_threshold(SILOS)
     share = shamir.split(secret, threshold, SILOS, secrets.token_bytes)[0]
-    sealed = [seal_share(other, own.public, C2, f"silo-{n:02}", NAME, share, share) for n, other in enumerate(others)]
+    shared = [own.exchange(other.public) for other in others]
+    sealed = [seal_share(each, C2, f"silo-{n:02}", NAME, share, share) for n, each in enumerate(shared)]
 
     def verify() -> None:
         for _ in range(3 * SILOS):
@@ -99,12 +100,12 @@ def member_work() -> dict[str, Work]:
     def deal() -> None:
         seeds = shamir.split(secret, threshold, SILOS, secrets.token_bytes)
         keys = shamir.split(secret, threshold, SILOS, secrets.token_bytes)
-        for n, other in enumerate(others):
-            seal_share(own, other.public, C2, NAME, f"silo-{n:02}", seeds[n], keys[n])
+        for n, each in enumerate(shared):
+            seal_share(each, C2, NAME, f"silo-{n:02}", seeds[n], keys[n])
 
     def hold() -> None:
-        for n, other in enumerate(others):
-            open_share(own, other.public, C2, f"silo-{n:02}", NAME, sealed[n])
+        for n, each in enumerate(shared):
+            open_share(each, C2, f"silo-{n:02}", NAME, sealed[n])
 
     return {"signatures": verify, "own shares": deal, "others' shares": hold}
 

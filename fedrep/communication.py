@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from fedrep.buffers import sizes
 from fedrep.coding import HEADER_BYTES
 from fedrep.errors import InvalidInputError
+from fedrep.secagg.pairs import MAC_BYTES
 from fedrep.secagg.shamir import ELEMENT_BYTES
 from fedrep.secagg.shares import SEALED_BYTES
 
@@ -142,8 +143,8 @@ def bits_per_round(
         Exchange("ProposeCoordinates", coordinate_bits(k, d), 8 * parts.proposal(), 0, 0),
         Exchange("GetConsensus", 0, 8 * parts.question(), coordinates, 8 * parts.consensus()),
         Exchange("SubmitMaskedShare", B * agreed, 8 * parts.submission(), 0, 0),
-        Exchange("GetSurvivors", 0, 8 * parts.question(), 0, 8 * _field(parts.survivors())),
-        Exchange("ConfirmSurvivors", 0, 8 * parts.confirmation(), 0, 8 * parts.confirmations()),
+        Exchange("GetSurvivors", 0, 8 * parts.question(), 0, 8 * (_field(parts.survivors()) + parts.macs())),
+        Exchange("ConfirmSurvivors", 0, 8 * parts.confirmation(), 0, 8 * (parts.confirmations() + parts.macs())),
         Exchange("RevealShares", 0, 8 * parts.reveal(), 0, 0),
         Exchange("GetUpdate", 0, 8 * parts.question(), downlink_bits * agreed, 8 * parts.update()),
         Exchange("ReportMetrics", 0, 8 * _METRICS, 0, 0),
@@ -185,14 +186,17 @@ class _Parts:
         return self.question() + assignment + mates + shares + _STREAM
 
     def submission(self) -> int:
-        return self.question() + _field(_SIGNATURE) + _STREAM
+        return self.question() + _field(_SIGNATURE) + self.macs() + _STREAM
+
+    def macs(self) -> int:
+        return _field(MAC_BYTES * self.silos)
 
     def survivors(self) -> int:
         survivor = _field(_field(self.name_bytes) + _field(_SIGNATURE))
         return sum(_field(size * survivor) for size in self.buffer_sizes)
 
     def confirmation(self) -> int:
-        return self.question() + _field(_SIGNATURE)
+        return self.question() + _field(_SIGNATURE) + self.macs()
 
     def confirmations(self) -> int:
         return self.silos * _field(_field(self.name_bytes) + _field(_SIGNATURE))

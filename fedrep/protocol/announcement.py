@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedrep.protocol.attendance import Attendance
+from fedrep.protocol.attendance import Attendance, SessionName
 from fedrep.protocol.clip_range import ClipRange
 from fedrep.protocol.manifests import RosterEntry, RoundManifest, RunManifest, SiloName
 from fedrep.protocol.messages import ModelName
@@ -26,16 +26,20 @@ class Dice:
 
 
 def next_roster(
-    attendance: Attendance, known: Collection[SiloName], last_round: int, quorum: int
+    attendance: Attendance,
+    known: Collection[SiloName],
+    last_round: int,
+    quorum: int,
+    session: Callable[[int], SessionName | None] = lambda _: None,
 ) -> tuple[int, tuple[RosterEntry, ...]]:
     """The next number whose roster reaches the quorum: waiting out penalties must not stop a run for good.
 
-    `known` are the silos whose signatures can be checked.
+    `known` are the silos whose signatures can be checked; `session` names the session of a round.
     """
     first = last_round + 1
     pauses = sorted({s.back_in_round for s in attendance.standings.values() if s.back_in_round > first})
     for number in (first, *pauses):
-        roster = tuple(entry for entry in attendance.roster(number) if entry.name in known)
+        roster = tuple(entry for entry in attendance.roster(number, session(number)) if entry.name in known)
         if len(roster) >= quorum:
             return number, roster
     return first, ()

@@ -52,16 +52,37 @@ class Standing:
     absence: Absence = Absence.NOT_BACK
 
 
+SessionName = tuple[bytes, int]  # the run, and the first round of the session
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """The keys that a round of this session has listed: who was shown them all has agreed on a secret with everyone."""
+
+    name: SessionName
+    entries: Mapping[SiloName, RosterEntry]
+
+
 @dataclass(frozen=True, slots=True)
 class Attendance:
+    """`session` is known to this process alone: after a restart everybody announces new keys."""
+
     standings: Mapping[SiloName, Standing] = field(default_factory=dict)
     excluded: frozenset[SiloName] = frozenset()
+    session: Session | None = field(default=None, compare=False)
 
-    def join(self, entry: RosterEntry, round_number: int) -> Attendance:
-        """`round_number` is the round open now, or the last one. Strikes outlast a new join: it is no way out of sitting out."""
+    def join(self, entry: RosterEntry, round_number: int, kept: bytes = b"") -> Attendance:
+        """`round_number` is the round open now, or the last one. Strikes outlast a new join: it is no way out of sitting out.
+
+        A silo that still has what it agreed on with its listed key, `kept`, stays in its session.
+        """
         before = self.standings.get(entry.name) or Standing(entry, round_number)
         after = replace(before, entry=entry, joined_in=round_number, present=True)
-        return replace(self, standings={**self.standings, entry.name: after})
+        session = self.session
+        if session is not None and not _keeps(session.entries.get(entry.name), entry, kept):
+            left = {name: listed for name, listed in session.entries.items() if name != entry.name}
+            session = replace(session, entries=left)
+        return replace(self, standings={**self.standings, entry.name: after}, session=session)
 
     def leave(self, name: SiloName, absence: Absence = Absence.LEFT) -> Attendance:
         before = self.standings.get(name)
@@ -83,13 +104,26 @@ class Attendance:
         cleared = {} if before is None else {name: replace(before, strikes=0, back_in_round=0, misses=0)}
         return replace(self, standings={**self.standings, **cleared}, excluded=self.excluded - {name})
 
-    def roster(self, round_number: int) -> tuple[RosterEntry, ...]:
+    def roster(self, round_number: int, session: SessionName | None = None) -> tuple[RosterEntry, ...]:
+        """With the keys of the session if everyone has part in it, else with new ones of everybody: a newcomer can agree on
+        nothing with a key whose private half is erased."""
         chosen = [
             standing.entry
             for name, standing in self.standings.items()
             if standing.present and name not in self.excluded and standing.back_in_round <= round_number
         ]
+        known = self.session
+        if session is not None and known is not None and known.name == session:
+            listed = [known.entries.get(entry.name) for entry in chosen]
+            chosen = [kept or entry for kept, entry in zip(listed, chosen, strict=True)] if all(listed) else chosen
         return tuple(sorted(chosen, key=lambda entry: entry.name.encode()))
+
+    def opened(self, session: SessionName, roster: tuple[RosterEntry, ...]) -> Attendance:
+        """A round has listed these keys."""
+        known = self.session
+        if known is not None and known.name == session and all(known.entries.get(entry.name) == entry for entry in roster):
+            return self
+        return replace(self, session=Session(session, {entry.name: entry for entry in roster}))
 
     def after_round(self, round_number: int, report: RoundReport) -> Attendance:
         updated = dict(self.standings)
@@ -115,6 +149,13 @@ class Attendance:
                 standing = replace(standing, present=False, absence=Absence.SILENT)
             updated[name] = standing
         return replace(self, standings=updated)
+
+
+def _keeps(listed: RosterEntry | None, entry: RosterEntry, kept: bytes) -> bool:
+    """Whether a silo that joins anew still is who the session knows."""
+    if listed is None or listed.session_key != kept:
+        return False
+    return (listed.fingerprint, listed.promise) == (entry.fingerprint, entry.promise)
 
 
 @dataclass(frozen=True, slots=True)

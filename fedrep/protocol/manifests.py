@@ -18,6 +18,8 @@ from fedrep.secagg.transcript import Field, digest
 SiloName = NewType("SiloName", str)
 RunHash = NewType("RunHash", bytes)
 
+LONGEST_SESSION = 16  # rounds: what was learned of a silo's secrets is worth nothing after so many
+
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
@@ -104,6 +106,15 @@ class RunManifest:
             return True
         epsilon, delta = self.record_epsilon_at_most or 0.0, self.delta_at_most or 0.0
         return promise is not None and promise.epsilon <= epsilon and promise.delta <= delta
+
+    @property
+    def session_rounds(self) -> int:
+        """How many rounds session keys last: the epoch of the buffers, and never long."""
+        return max(1, min(self.reshuffle_every, LONGEST_SESSION))
+
+    def session_start(self, round_number: int) -> int:
+        """The first round of the session that a round belongs to."""
+        return round_number - round_number % self.session_rounds
 
     def digest(self) -> RunHash:
         """Worked out once: every message of a round names it."""

@@ -107,13 +107,17 @@ def consensus_context(c1: bytes, coordinates: bytes, assignment: Assignment) -> 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """y, masked, and the signature that vouches that this silo stands in the assignment it was shown."""
+    """y, masked, and the signature that vouches that this silo stands in the assignment it was shown.
+
+    `macs` say the same to each holder, in roster order: a holder that finds its own right need not check the signature.
+    """
 
     silo: SiloName
     run: RunHash
     round: int
     masked: bytes | memoryview
     signature: bytes
+    macs: bytes = b""
 
 
 def submission_message(c2: bytes, silo: SiloName) -> bytes:
@@ -128,9 +132,13 @@ class Survivor:
 
 @dataclass(frozen=True, slots=True)
 class SurvivorSet:
-    """U: for every buffer of the assignment, in its order, the silos whose submission was accepted."""
+    """U: for every buffer of the assignment, in its order, the silos whose submission was accepted.
+
+    `macs` are what the survivors made for whoever is told, in their order; no part of U.
+    """
 
     buffers: tuple[tuple[Survivor, ...], ...]
+    macs: tuple[bytes, ...] = field(default=(), compare=False)
 
     def digest(self) -> bytes:
         return digest("fedrep/survivors", tuple(tuple(s.silo for s in buffer) for buffer in self.buffers))
@@ -141,10 +149,13 @@ class SurvivorSet:
 
 @dataclass(frozen=True, slots=True)
 class Confirmation:
+    """`macs` say the same as the signature to each holder, in roster order."""
+
     silo: SiloName
     run: RunHash
     round: int
     signature: bytes
+    macs: bytes = b""
 
 
 def confirmation_message(c2: bytes, survivors: SurvivorSet) -> bytes:

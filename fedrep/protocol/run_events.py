@@ -16,10 +16,11 @@ from fedrep.secagg.keys import VerifyKey
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """The session key in `entry` was verified with `key`."""
+    """The session key in `entry` was verified with `key`; `kept` is the one that the silo still has agreements of."""
 
     entry: RosterEntry
     key: VerifyKey
+    kept: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ what rests here is that one silo can spoil its own buffer and never a round.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -57,6 +57,7 @@ from fedrep.protocol.server_rules import (
 from fedrep.protocol.share_book import ShareBook
 from fedrep.protocol.thresholds import buffers_needed, openable_buffers
 from fedrep.secagg.keys import VerifyKey
+from fedrep.secagg.pairs import MAC_BYTES
 from fedrep.sparsify import union
 
 
@@ -89,9 +90,9 @@ class ServerRound:
         self._coordinates = b""
         self._c2 = b""
         self._sums: dict[int, NDArray[np.unsignedinteger]] = {}
-        self._submitted: dict[SiloName, tuple[bytes, bytes]] = {}
+        self._submitted: dict[SiloName, tuple[bytes, bytes, bytes]] = {}
         self._survivors: SurvivorSet | None = None
-        self._confirmations: dict[SiloName, bytes] = {}
+        self._confirmations: dict[SiloName, Confirmation] = {}
         self._reveals: dict[SiloName, Reveal] = {}
         self._book = ShareBook(self._proposals, manifest.threshold)
         self._discarded: dict[int, str] = {}
@@ -165,8 +166,25 @@ class ServerRound:
             raise OutOfPhaseError("the survivors of this round are not fixed")
         return self._survivors
 
+    def survivors_for(self, silo: SiloName) -> SurvivorSet:
+        """With what each of them vouched for to this silo."""
+        check_member(silo, self.manifest)
+        survivors = self.survivors()
+        vouched = (self._submitted[survivor.silo][2] for buffer in survivors.buffers for survivor in buffer)
+        return replace(survivors, macs=self._column(vouched, silo))
+
     def confirmations(self) -> Signatures:
-        return tuple(sorted(self._confirmations.items()))
+        return tuple((name, self._confirmations[name].signature) for name in sorted(self._confirmations))
+
+    def confirmations_for(self, silo: SiloName) -> tuple[Signatures, tuple[bytes, ...]]:
+        """With what each of them vouched for to this silo."""
+        check_member(silo, self.manifest)
+        vouched = (self._confirmations[name].macs for name in sorted(self._confirmations))
+        return self.confirmations(), self._column(vouched, silo)
+
+    def _column(self, macs: Iterable[bytes], silo: SiloName) -> tuple[bytes, ...]:
+        start = (self._numbers[silo] - 1) * MAC_BYTES
+        return tuple(each[start : start + MAC_BYTES] for each in macs)
 
     def _is_late_timer(self, event: DeadlinePassed) -> bool:
         return event.phase is not self.phase or self.phase is Phase.DONE
@@ -182,7 +200,7 @@ class ServerRound:
             case Submission():
                 before, now = self._submitted.get(event.silo), _submission_key(event)
             case Confirmation():
-                before, now = self._confirmations.get(event.silo), event.signature
+                before, now = self._confirmations.get(event.silo), event
             case Reveal():
                 before, now = self._reveals.get(event.silo), event
         if before is not None and before != now:
@@ -279,8 +297,8 @@ class ServerRound:
         return [*notes, *self._start(Phase.CONFIRM)]
 
     def _keep_confirmation(self, confirmation: Confirmation) -> list[Effect]:
-        check_confirmation(confirmation, self._c2, self.survivors(), self._keys)
-        self._confirmations[confirmation.silo] = confirmation.signature
+        check_confirmation(confirmation, self.manifest, self._c2, self.survivors(), self._keys)
+        self._confirmations[confirmation.silo] = confirmation
         return []
 
     def _add_confirmation(self, confirmation: Confirmation) -> list[Effect]:
@@ -415,9 +433,9 @@ class ServerRound:
         )
 
 
-def _submission_key(submission: Submission) -> tuple[bytes, bytes]:
+def _submission_key(submission: Submission) -> tuple[bytes, bytes, bytes]:
     """What stands for a submission once its values went into the sum."""
-    return hashlib.sha256(submission.masked).digest(), submission.signature
+    return hashlib.sha256(submission.masked).digest(), submission.signature, submission.macs
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from fedrep.protocol.messages import (
 )
 from fedrep.secagg.keys import VerifyKey, check_agreement_public
 from fedrep.secagg.masking import ring_dtype
+from fedrep.secagg.pairs import MAC_BYTES
 from fedrep.secagg.shares import SEALED_BYTES
 
 HASH_BYTES = 32
@@ -120,12 +121,23 @@ def check_submission(
 ) -> NDArray[np.unsignedinteger]:
     """The masked values, if there are exactly |I| of them and the silo signed the consensus they belong to."""
     values = decode_values(submission.masked, ring_dtype(manifest.ring_bits), count)
+    _check_macs(submission, manifest)
     message = submission_message(c2, submission.silo)
     _verify(keys, submission.silo, submission.signature, message, "the submission")
     return values
 
 
-def check_confirmation(confirmation: Confirmation, c2: bytes, survivors: SurvivorSet, keys: VerifyKeys) -> None:
+def _check_macs(message: Submission | Confirmation, manifest: RoundManifest) -> None:
+    """One for each holder, or none at all: whether they are right only the holders can tell, who else look at the signature."""
+    holders = len(manifest.roster)
+    if message.macs and len(message.macs) != MAC_BYTES * holders:
+        raise InvalidInputError(f"there are {MAC_BYTES} bytes of MAC for each of the {holders} holders", reason="WRONG_MACS")
+
+
+def check_confirmation(
+    confirmation: Confirmation, manifest: RoundManifest, c2: bytes, survivors: SurvivorSet, keys: VerifyKeys
+) -> None:
+    _check_macs(confirmation, manifest)
     message = confirmation_message(c2, survivors)
     _verify(keys, confirmation.silo, confirmation.signature, message, "the confirmation")
 

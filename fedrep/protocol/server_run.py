@@ -16,7 +16,7 @@ import numpy as np
 from fedrep.errors import NotFoundError, OutOfPhaseError, UnknownSiloError, WrongRoundError
 from fedrep.protocol.amendments import check_amendment
 from fedrep.protocol.announcement import Dice, announce, next_roster
-from fedrep.protocol.attendance import Absence
+from fedrep.protocol.attendance import Absence, SessionName
 from fedrep.protocol.goals import Goals
 from fedrep.protocol.manifests import RosterEntry, RoundManifest, RunManifest, SignedRoundManifest, SiloName
 from fedrep.protocol.messages import (
@@ -277,7 +277,7 @@ class ServerRun:
         before = self.progress
         known = before.attendance.standings.get(entry.name)
         current = self.open.number if self.open is not None else before.last_round
-        attendance = before.attendance.join(entry, current)
+        attendance = before.attendance.join(entry, current, event.kept)
         after = replace(before, attendance=attendance, keys={**before.keys, entry.name: event.key})
         if known is None or not known.present:  # a mere change of keys is no news, or joining would flood the log
             return self._ask(KeepLine(after, Noted("joined", f"{entry.name} joined", entry.name, "info")))
@@ -344,7 +344,8 @@ class ServerRun:
         rng = self._dice.generator("aggregate", number)
         opened = OpenedRound(ServerRound(self.rules, manifest, keys, rng), self._sign(manifest))
         line = _state_line(state, "") if state is not before.state else None
-        return self._ask(OpenRound(replace(before, state=state, reason=""), opened, line))
+        attendance = before.attendance.opened(self._session_of(number), roster)
+        return self._ask(OpenRound(replace(before, state=state, reason="", attendance=attendance), opened, line))
 
     def _command(self, event: Pause | Resume | Stop) -> list[RunEffect]:
         """What has happened already changes nothing."""
@@ -443,7 +444,11 @@ class ServerRun:
     def next_roster(self) -> tuple[int, tuple[RosterEntry, ...]]:
         """Of the next round and its number, if it were to start now; of nobody while there is no quorum."""
         now = self.progress
-        return next_roster(now.attendance, now.keys, max(now.last_round, self.rules.from_round - 1), self.rules.quorum)
+        last = max(now.last_round, self.rules.from_round - 1)
+        return next_roster(now.attendance, now.keys, last, self.rules.quorum, self._session_of)
+
+    def _session_of(self, number: int) -> SessionName:
+        return self.rules.digest(), self.rules.session_start(number)
 
     def _gather(self, *, at_once: bool = False) -> list[RunEffect]:
         """A round starts when everyone is here, or a quorum is and has waited long enough for the rest.

@@ -44,13 +44,17 @@ from fedrep.protocol.silo_state import SiloState, TrainerState
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """With a session key the silo announces itself; without one it only asks for news."""
+    """With a session key the silo announces itself; without one it only asks for news.
+
+    `kept` is the session key that rosters listed last, if the silo still has what it agreed on with it.
+    """
 
     run_name: str
     model_version: int | None
     session_key: bytes = b""
     signature: bytes = b""
     promise: RecordPromise | None = None
+    kept: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +136,7 @@ class Confirmations:
     """The answer to ConfirmSurvivors."""
 
     signatures: Signatures
+    macs: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

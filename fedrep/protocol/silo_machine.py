@@ -282,7 +282,8 @@ class SiloMachine:
         key, signature = self._sessions.announced(self._run.digest(), self._signing_key, self._at.seconds, promise)
         held = self.state.model
         version = held.version if held is not None else None
-        return self._say(phase, self._saved, Join(self._conduct.run_name, version, key, signature, promise))
+        kept = self._sessions.pairs.own
+        return self._say(phase, self._saved, Join(self._conduct.run_name, version, key, signature, promise, kept))
 
     def _promise(self, run: RunManifest) -> RecordPromise | None:
         """Given where the run asks for it: a silo's budget is nobody's business elsewhere."""
@@ -417,8 +418,10 @@ class SiloMachine:
             self._sessions.keys,
             last_round=self.state.journal.last_round,
             model_hash=model.hash,
+            pairs=self._sessions.pairs,
+            verified=self._sessions.verified(manifest.run, self._run.session_start(manifest.round)),
         )
-        self._sessions.forget_before(ready.session.public)
+        self._sessions.entered(self._sessions.pairs.own)
         self.part.ready = ready
         pending = self.state.memory.pending
         if pending is not None:  # the last chance of a proof: nothing is proposed before the fate of the last values is decided
@@ -632,7 +635,7 @@ class SiloMachine:
     def _reveal(self, confirmations: Confirmations) -> Effects:
         assert self.part is not None
         assert isinstance(self.part.step, Confirmed)
-        confirmed, revealed = self.part.step, self.part.step.on_signatures(confirmations.signatures)
+        confirmed, revealed = self.part.step, self.part.step.on_signatures(confirmations.signatures, confirmations.macs)
         own = (self._own.name, confirmed.message.signature)
         self.part.step = revealed
         self.part.agreed = Evidence(confirmed.survivors, (*confirmations.signatures, own))

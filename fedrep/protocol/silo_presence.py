@@ -5,16 +5,22 @@ Shares are sealed to session keys, which are never on disk; a restarted process 
 
 from __future__ import annotations
 
-from fedrep.protocol.manifests import RecordPromise, session_key_message
+from fedrep.protocol.manifests import RecordPromise, RosterEntry, RunHash, session_key_message
 from fedrep.secagg.keys import AgreementKey, Entropy, SigningKey
+from fedrep.secagg.pairs import Pairs
 
 ANNOUNCE_SECONDS = 30.0
 LONGEST_PAUSE = 64
+MOST_KEYS = 8  # announced and not yet listed: the server may have heard of an older one only
 
 
 class Sessions:
+    """`keys` are announced and may be listed next; `pairs` is what is left of the one that was. `verified` are the others'."""
+
     def __init__(self, entropy: Entropy) -> None:
         self.keys: dict[bytes, AgreementKey] = {}
+        self.pairs = Pairs()
+        self._verified: dict[tuple[RunHash, int], set[RosterEntry]] = {}
         self._entropy = entropy
         self._announced_at = 0.0
 
@@ -25,7 +31,15 @@ class Sessions:
     def new(self) -> AgreementKey:
         key = AgreementKey.generate(self._entropy)
         self.keys[key.public] = key
+        while len(self.keys) > MOST_KEYS:
+            del self.keys[next(iter(self.keys))]
         return key
+
+    def verified(self, run: RunHash, start: int) -> set[RosterEntry]:
+        """Entries of this session whose signatures were checked; those of earlier sessions are forgotten."""
+        if (run, start) not in self._verified:
+            self._verified = {(run, start): set()}
+        return self._verified[run, start]
 
     def announced(
         self, run: bytes, signing_key: SigningKey, now: float, promise: RecordPromise | None = None
@@ -37,15 +51,16 @@ class Sessions:
         newest = next(reversed(self.keys))
         return newest, signing_key.sign(session_key_message(run, newest, promise))
 
-    def forget_before(self, listed: bytes) -> None:
-        """A key is erased once a manifest lists its successor."""
-        for public in list(self.keys):
+    def entered(self, listed: bytes) -> None:
+        """A key is erased once a manifest lists it and every other holder's is known, with those announced before it."""
+        for public in list(self.keys) if listed in self.keys else ():
+            del self.keys[public]
             if public == listed:
                 return
-            del self.keys[public]
 
     def forget_all(self) -> None:
         self.keys = {}
+        self.pairs.forget()
 
 
 class RosterWatch:

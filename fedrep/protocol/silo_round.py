@@ -9,7 +9,7 @@ send, and to send again on a retry; nothing is computed twice. Secrets of a roun
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -18,7 +18,14 @@ from numpy.typing import NDArray
 from fedrep.coding import decode_coordinates, encode_coordinates
 from fedrep.errors import CryptoError, RefusedError
 from fedrep.protocol.clip_range import RangeBits
-from fedrep.protocol.manifests import RecordPromise, RoundManifest, RunManifest, SiloName, session_key_message
+from fedrep.protocol.manifests import (
+    RecordPromise,
+    RosterEntry,
+    RoundManifest,
+    RunManifest,
+    SiloName,
+    session_key_message,
+)
 from fedrep.protocol.messages import (
     Abstention,
     Assignment,
@@ -54,7 +61,7 @@ from fedrep.quantize import Quantized, RingFormat, quantize
 from fedrep.secagg import shamir
 from fedrep.secagg.keys import AgreementKey, Entropy, SecretBytes, SigningKey, commitment
 from fedrep.secagg.masking import MaskedCopy, pair_mask, self_mask
-from fedrep.secagg.shares import open_share, seal_share
+from fedrep.secagg.pairs import Pairs, RoundPairs
 from fedrep.sparsify import gather
 
 SILENT = RangeBits(clips=False, quiet=False)
@@ -84,7 +91,7 @@ class Ready:
     manifest: RoundManifest
     c1: bytes
     peers: Mapping[SiloName, PeerIdentity]
-    session: AgreementKey
+    pairs: RoundPairs
     once: Once = field(default_factory=Once)
 
     @classmethod
@@ -97,8 +104,13 @@ class Ready:
         *,
         last_round: int,
         model_hash: bytes,
+        pairs: Pairs | None = None,
+        verified: set[RosterEntry] | None = None,
     ) -> Ready:
-        """`sessions` holds this silo's session keys by public key; `last_round` is the last round it spoke in, on disk."""
+        """`sessions` holds this silo's session keys by public key; `last_round` is the last round it spoke in, on disk.
+
+        `pairs` are the links of its session, which outlast those keys; `verified` are entries whose signatures it has checked.
+        """
         # Again in every round: the policy may have become stricter.
         check_run(member.run, member.policy, member.name, member.promise)
         check_round(
@@ -109,15 +121,22 @@ class Ready:
             last_round=last_round,
             model_hash=model_hash,
             peers=peers,
+            verified=verified,
         )
         entry = manifest.entry(member.name)
-        session = sessions.get(entry.session_key) if entry is not None else None
-        if session is None:
+        assert entry is not None, "check_round refuses a roster without this silo"
+        session = (member.run.digest(), entry.session_key, member.run.session_start(manifest.round))
+        listed = [each.session_key for each in manifest.roster]
+        known = pairs if pairs is not None else Pairs()
+        shared = known.at(session, manifest.round, listed, sessions.get(entry.session_key))
+        if shared is None:
             raise RefusedError(
                 "the manifest lists a session key this process no longer holds; it joins again and sits this round out",
                 reason="SESSION_KEY_LOST",
             )
-        return cls(member, manifest, manifest.context(), peers, session)
+        c1 = manifest.context()
+        secrets: dict[str, SecretBytes] = {each.name: shared[each.session_key] for each in manifest.roster}
+        return cls(member, manifest, c1, peers, RoundPairs(member.name, c1, secrets))
 
     def propose(
         self, coordinates: NDArray[np.int64], next_session: AgreementKey, entropy: Entropy, bits: RangeBits = SILENT
@@ -152,8 +171,7 @@ class Ready:
         seeds = shamir.split(secrets.seed.reveal(), manifest.threshold, len(manifest.roster), entropy)
         keys = shamir.split(secrets.mask_key.secret().reveal(), manifest.threshold, len(manifest.roster), entropy)
         sealed = tuple(
-            seal_share(self.session, holder.session_key, self.c1, own.name, holder.name, seed, key)
-            for holder, seed, key in zip(manifest.roster, seeds, keys, strict=True)
+            self.pairs.seal(holder.name, seed, key) for holder, seed, key in zip(manifest.roster, seeds, keys, strict=True)
         )
         seed_hashes = tuple(share_hash(share) for share in seeds)
         key_hashes = tuple(share_hash(share) for share in keys)
@@ -190,12 +208,11 @@ class Ready:
     def _open_shares(self, consensus: Consensus) -> HeldShares:
         """A share that does not open is left out: its dealer answers for it, not this silo."""
         held: dict[SiloName, tuple[bytes, bytes]] = {}
-        session_keys = {entry.name: entry.session_key for entry in self.manifest.roster}
         for dealer, ciphertext in consensus.shares:
-            if dealer not in session_keys:
+            if dealer not in self.pairs.secrets:
                 continue
             try:
-                held[dealer] = open_share(self.session, session_keys[dealer], self.c1, dealer, self.member.name, ciphertext)
+                held[dealer] = self.pairs.open(dealer, ciphertext)
             except CryptoError:
                 continue
         return held
@@ -220,10 +237,11 @@ class Agreement:
     held: HeldShares = field(repr=False)
 
     def confirm(self, survivors: SurvivorSet) -> Confirmed:
-        check_survivors(survivors, self.assignment, self.c2, self.ready.peers)
-        own = self.ready.member
-        signature = own.signing_key.sign(confirmation_message(self.c2, survivors))
-        message = Confirmation(own.name, self.ready.manifest.run, self.ready.manifest.round, signature)
+        ready = self.ready
+        check_survivors(survivors, self.assignment, self.c2, ready.peers, ready.pairs)
+        own, said = ready.member, confirmation_message(self.c2, survivors)
+        signature = own.signing_key.sign(said)
+        message = Confirmation(own.name, ready.manifest.run, ready.manifest.round, signature, ready.pairs.macs(said))
         return Confirmed(self, survivors, message)
 
 
@@ -258,12 +276,14 @@ class Proposed:
         ]
         masked = MaskedCopy(masks, ring.dtype, agreement.indices.size)
         values = quantize(gather(g, agreement.indices), ready.manifest.clip_range, ring, rng, masked.append)
+        said = submission_message(agreement.c2, ready.member.name)
         message = Submission(
             ready.member.name,
             ready.manifest.run,
             ready.manifest.round,
             masked.message(),
-            ready.member.signing_key.sign(submission_message(agreement.c2, ready.member.name)),
+            ready.member.signing_key.sign(said),
+            ready.pairs.macs(said),
         )
         return Submitted(agreement, place, values, message)
 
@@ -312,14 +332,14 @@ class Confirmed:
     message: Confirmation
     once: Once = field(default_factory=Once)
 
-    def on_signatures(self, signatures: Signatures) -> Revealed:
+    def on_signatures(self, signatures: Signatures, macs: Sequence[bytes] = ()) -> Revealed:
         """Rule 4. An empty reveal is right when nothing may be opened; "revealed" must be on disk before it is sent."""
         self.once.take("reveal")
         ready, agreement = self.agreement.ready, self.agreement
         own, threshold = ready.member.name, ready.manifest.threshold
         others = {entry.name: ready.peers[entry.name].verify_key for entry in ready.manifest.roster if entry.name != own}
         # This silo's own signature needs no check: it stands in `message`, over this very (C2, U).
-        confirmed = 1 + count_confirmations(signatures, agreement.c2, self.survivors, others, threshold - 1)
+        confirmed = 1 + count_confirmations(signatures, agreement.c2, self.survivors, others, threshold - 1, macs, ready.pairs)
         if confirmed < threshold:
             raise RefusedError(
                 f"only {confirmed} of the {threshold} holders needed confirmed the same survivors; this silo reveals nothing",

@@ -7,7 +7,7 @@ what may be revealed (4, counted in `thresholds`); how small a sum may get (5); 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,7 +16,14 @@ from numpy.typing import NDArray
 from fedrep.errors import CryptoError, RefusedError
 from fedrep.privacy import CoordinateRelease, Ledger, shown, sum_of
 from fedrep.protocol.clip_range import is_range
-from fedrep.protocol.manifests import RecordPromise, RoundManifest, RunManifest, SiloName, session_key_message
+from fedrep.protocol.manifests import (
+    RecordPromise,
+    RosterEntry,
+    RoundManifest,
+    RunManifest,
+    SiloName,
+    session_key_message,
+)
 from fedrep.protocol.messages import (
     Assignment,
     Consensus,
@@ -30,6 +37,7 @@ from fedrep.protocol.seats import SEED_BYTES, largest_seat, seats
 from fedrep.protocol.thresholds import holders_in_common, least_min_survivors, share_threshold
 from fedrep.secagg.keys import VerifyKey, check_agreement_public
 from fedrep.secagg.masking import RING_BITS
+from fedrep.secagg.pairs import RoundPairs
 from fedrep.secagg.shamir import MAX_HOLDERS
 
 STATEMENT_ROUNDS = 1000  # a silo remembers as many of the rounds in which it revealed, and says nothing about older ones
@@ -171,13 +179,17 @@ def check_round(
     last_round: int,
     model_hash: bytes,
     peers: Mapping[SiloName, PeerIdentity],
+    verified: set[RosterEntry] | None = None,
 ) -> None:
-    """Rules 2, 5, 6 and 7 before a silo sends anything in a round."""
+    """Rules 2, 5, 6 and 7 before a silo sends anything in a round.
+
+    `verified` are entries whose signature this silo has checked, under this run and the same certificates; they are added to.
+    """
     _check_round_number(manifest, run, last_round)
     _check_round_terms(manifest, run, policy, model_hash)
     if silo not in manifest.names:
         raise RefusedError(f"round {manifest.round} does not list this silo ({silo})", reason="NOT_IN_ROSTER")
-    _check_roster(manifest, run, policy, peers)
+    _check_roster(manifest, run, policy, peers, verified if verified is not None else set())
 
 
 def _check_round_number(manifest: RoundManifest, run: RunManifest, last_round: int) -> None:
@@ -234,7 +246,13 @@ def _check_round_terms(manifest: RoundManifest, run: RunManifest, policy: Policy
         raise RefusedError(f"round {manifest.round} refused: " + "; ".join(problems), reason="ROUND_OUTSIDE_POLICY")
 
 
-def _check_roster(manifest: RoundManifest, run: RunManifest, policy: Policy, peers: Mapping[SiloName, PeerIdentity]) -> None:
+def _check_roster(
+    manifest: RoundManifest,
+    run: RunManifest,
+    policy: Policy,
+    peers: Mapping[SiloName, PeerIdentity],
+    verified: set[RosterEntry],
+) -> None:
     names = manifest.names
     if list(names) != sorted(set(names), key=str.encode):
         raise RefusedError("the roster repeats a name or is not in bytewise order", reason="BAD_ROSTER")
@@ -254,12 +272,14 @@ def _check_roster(manifest: RoundManifest, run: RunManifest, policy: Policy, pee
         if peer.verify_key.encoded in seen_keys:
             raise _bad_member(entry.name, "shares its key with another member")
         seen_keys.add(peer.verify_key.encoded)
-        try:
-            check_agreement_public(entry.session_key)
-            message = session_key_message(manifest.run, entry.session_key, entry.promise)
-            peer.verify_key.verify(entry.session_signature, message)
-        except CryptoError as error:
-            raise _bad_member(entry.name, f"has an unusable session key or promise ({error})") from error
+        if entry not in verified:  # the fingerprint in it is that of the key that signed
+            try:
+                check_agreement_public(entry.session_key)
+                message = session_key_message(manifest.run, entry.session_key, entry.promise)
+                peer.verify_key.verify(entry.session_signature, message)
+            except CryptoError as error:
+                raise _bad_member(entry.name, f"has an unusable session key or promise ({error})") from error
+            verified.add(entry)
         if not run.is_met_by(entry.promise):
             said = "nothing" if entry.promise is None else str(entry.promise)
             raise _bad_member(entry.name, f"promises {said} about its records, and the run asks for {run.record_limit}")
@@ -356,18 +376,31 @@ def _check_mates(consensus: Consensus, place: int, own: SiloName, c1: bytes, pee
             raise RefusedError(f"mate {member.silo!r}: {error}", reason="BAD_MATE") from error
 
 
-def check_survivors(survivors: SurvivorSet, assignment: Assignment, c2: bytes, peers: Mapping[SiloName, PeerIdentity]) -> None:
-    """Rule 3: sign U only if every survivor is in its buffer and signed its submission under this silo's own C2."""
+def check_survivors(
+    survivors: SurvivorSet,
+    assignment: Assignment,
+    c2: bytes,
+    peers: Mapping[SiloName, PeerIdentity],
+    pairs: RoundPairs | None = None,
+) -> None:
+    """Rule 3: sign U only if every survivor is in its buffer and signed its submission under this silo's own C2.
+
+    With `pairs`, what a survivor vouched for to this very silo needs no look at its signature.
+    """
     if len(survivors.buffers) != len(assignment):
         raise RefusedError("U has another number of buffers than the assignment", reason="BAD_SURVIVORS")
+    macs = iter(survivors.macs)
     for places, listed in zip(assignment, survivors.buffers, strict=True):
         members = {place.silo for place in places}
         names = [survivor.silo for survivor in listed]
         if len(set(names)) != len(names) or not set(names) <= members:
             raise RefusedError("U names a silo twice or outside its buffer", reason="BAD_SURVIVORS")
         for survivor in listed:
+            message = submission_message(c2, survivor.silo)
+            if pairs is not None and pairs.vouched(survivor.silo, next(macs, b""), message):
+                continue
             try:
-                peers[survivor.silo].verify_key.verify(survivor.signature, submission_message(c2, survivor.silo))
+                peers[survivor.silo].verify_key.verify(survivor.signature, message)
             except CryptoError as error:
                 raise RefusedError(
                     f"survivor {survivor.silo!r} did not sign its submission under this silo's consensus",
@@ -376,12 +409,28 @@ def check_survivors(survivors: SurvivorSet, assignment: Assignment, c2: bytes, p
 
 
 def count_confirmations(
-    signatures: Signatures, c2: bytes, survivors: SurvivorSet, holders: Mapping[SiloName, VerifyKey], enough: int
+    signatures: Signatures,
+    c2: bytes,
+    survivors: SurvivorSet,
+    holders: Mapping[SiloName, VerifyKey],
+    enough: int,
+    macs: Sequence[bytes] = (),
+    pairs: RoundPairs | None = None,
 ) -> int:
-    """How many distinct roster holders validly signed exactly this (C2, U); counting ends at `enough`."""
+    """How many distinct roster holders validly signed exactly this (C2, U); counting ends at `enough`.
+
+    `macs` stand beside the signatures: what a holder vouched for to this very silo counts without a look at its signature.
+    """
     message = confirmation_message(c2, survivors)
     valid: set[SiloName] = set()
-    for name, signature in signatures:
+    unproven: list[tuple[SiloName, bytes]] = []
+    for number, (name, signature) in enumerate(signatures):
+        mac = macs[number] if number < len(macs) else b""
+        if pairs is not None and name in holders and pairs.vouched(name, mac, message):
+            valid.add(name)
+        else:
+            unproven.append((name, signature))
+    for name, signature in unproven:
         if len(valid) >= enough:
             break
         key = holders.get(name)

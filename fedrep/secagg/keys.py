@@ -237,6 +237,11 @@ def derive(secret: SecretBytes, label: str, *context: Field) -> bytes:
     return kdf.derive(secret.reveal())
 
 
+def expand(secret: SecretBytes, label: str, *context: Field) -> bytes:
+    """HKDF-Expand alone, one block: for a secret that is a uniform key already, many times a round."""
+    return hmac.digest(secret.reveal(), encode(label, *context) + b"\x01", "sha256")
+
+
 def commitment(secret: bytes) -> bytes:
     """Binding always; hiding because what is committed to (seeds, shares) has 256 bits of entropy."""
     return digest("commitment", secret)

@@ -11,7 +11,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from fedrep.errors import CryptoError, InvalidInputError
-from fedrep.secagg.keys import AgreementKey, derive
+from fedrep.secagg.keys import SecretBytes, expand
 from fedrep.secagg.shamir import ELEMENT_BYTES
 from fedrep.secagg.transcript import encode
 
@@ -20,29 +20,27 @@ SEALED_BYTES = 2 * ELEMENT_BYTES + 16  # two shares and the tag
 _NONCE = bytes(12)
 
 
-def _cipher(own: AgreementKey, peer_public: bytes, c1: bytes, dealer: str, holder: str) -> AESGCM:
-    return AESGCM(derive(own.exchange(peer_public), "share", c1, dealer, holder))
+def _cipher(shared: SecretBytes, c1: bytes, dealer: str, holder: str) -> AESGCM:
+    return AESGCM(expand(shared, "share", c1, dealer, holder))
 
 
-def seal_share(
-    own: AgreementKey, peer_public: bytes, c1: bytes, dealer: str, holder: str, seed_share: bytes, key_share: bytes
-) -> bytes:
-    """Encrypts, as the dealer, one share of the self seed and one of the mask key for the holder."""
+def seal_share(shared: SecretBytes, c1: bytes, dealer: str, holder: str, seed_share: bytes, key_share: bytes) -> bytes:
+    """Encrypts, as the dealer, one share of the self seed and one of the mask key for the holder.
+
+    `shared` is what the two share in this round.
+    """
     if len(seed_share) != ELEMENT_BYTES or len(key_share) != ELEMENT_BYTES:
         raise InvalidInputError(f"a share has {ELEMENT_BYTES} bytes, these have {len(seed_share)} and {len(key_share)}")
-    cipher = _cipher(own, peer_public, c1, dealer, holder)
+    cipher = _cipher(shared, c1, dealer, holder)
     return cipher.encrypt(_NONCE, seed_share + key_share, encode(c1, dealer, holder))
 
 
-def open_share(
-    own: AgreementKey, peer_public: bytes, c1: bytes, dealer: str, holder: str, ciphertext: bytes
-) -> tuple[bytes, bytes]:
+def open_share(shared: SecretBytes, c1: bytes, dealer: str, holder: str, ciphertext: bytes) -> tuple[bytes, bytes]:
     """Decrypts, as the holder, what the dealer sealed: (share of the self seed, share of the mask key)."""
     if len(ciphertext) != SEALED_BYTES:
         raise CryptoError(f"a sealed share has {SEALED_BYTES} bytes, the one of {dealer!r} has {len(ciphertext)}")
     try:
-        cipher = _cipher(own, peer_public, c1, dealer, holder)
-        plaintext = cipher.decrypt(_NONCE, ciphertext, encode(c1, dealer, holder))
+        plaintext = _cipher(shared, c1, dealer, holder).decrypt(_NONCE, ciphertext, encode(c1, dealer, holder))
     except InvalidTag:
         raise CryptoError(f"the share {dealer!r} dealt to {holder!r} does not open: wrong key, round or name") from None
     return plaintext[:ELEMENT_BYTES], plaintext[ELEMENT_BYTES:]

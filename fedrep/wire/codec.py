@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final
 
@@ -43,10 +44,11 @@ from fedrep.protocol.messages import (
     SurvivorSet,
     Update,
 )
+from fedrep.secagg.pairs import MAC_BYTES
 from fedrep.wire.v1 import federation_pb2 as pb
 
 # Part of Join in both directions: a silo or server of another version says so, instead of refusing each other's rounds.
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 _SECRETS = {Secret.SEED: pb.SECRET_KIND_SEED, Secret.KEY: pb.SECRET_KIND_KEY}
 _SECRETS_BACK = {wire: secret for secret, wire in _SECRETS.items()}
@@ -239,11 +241,29 @@ def submission_to_wire(submission: Submission) -> pb.SubmissionHeader:
         signature=submission.signature,
         masked_size=len(submission.masked),
         masked_sha256=hashlib.sha256(submission.masked).digest(),
+        macs=submission.macs,
     )
 
 
 def submission_from_wire(silo: SiloName, header: pb.SubmissionHeader, masked: bytes) -> Submission:
-    return Submission(silo, RunHash(header.run), header.round, masked, header.signature)
+    return Submission(silo, RunHash(header.run), header.round, masked, header.signature, header.macs)
+
+
+def told_survivors_to_wire(survivors: SurvivorSet) -> pb.GetSurvivorsResponse:
+    return pb.GetSurvivorsResponse(survivors=survivors_to_wire(survivors), macs=_macs_to_wire(survivors.macs))
+
+
+def told_survivors_from_wire(wire: pb.GetSurvivorsResponse) -> SurvivorSet:
+    return replace(survivors_from_wire(wire.survivors), macs=macs_from_wire(wire.macs))
+
+
+def _macs_to_wire(macs: Sequence[bytes]) -> bytes:
+    return b"".join(mac or bytes(MAC_BYTES) for mac in macs) if any(macs) else b""
+
+
+def macs_from_wire(macs: bytes) -> tuple[bytes, ...]:
+    """A last piece that is too short vouches for nothing, as any other wrong one."""
+    return tuple(macs[start : start + MAC_BYTES] for start in range(0, len(macs), MAC_BYTES))
 
 
 @lru_cache(maxsize=8)
@@ -262,11 +282,17 @@ def survivors_from_wire(wire: pb.SurvivorSet) -> SurvivorSet:
 
 
 def confirmation_to_wire(confirmation: Confirmation) -> pb.ConfirmSurvivorsRequest:
-    return pb.ConfirmSurvivorsRequest(run=confirmation.run, round=confirmation.round, signature=confirmation.signature)
+    return pb.ConfirmSurvivorsRequest(
+        run=confirmation.run, round=confirmation.round, signature=confirmation.signature, macs=confirmation.macs
+    )
 
 
 def confirmation_from_wire(silo: SiloName, wire: pb.ConfirmSurvivorsRequest) -> Confirmation:
-    return Confirmation(silo, RunHash(wire.run), wire.round, wire.signature)
+    return Confirmation(silo, RunHash(wire.run), wire.round, wire.signature, wire.macs)
+
+
+def confirmations_to_wire(signatures: Signatures, macs: Sequence[bytes]) -> pb.ConfirmSurvivorsResponse:
+    return pb.ConfirmSurvivorsResponse(signatures=signatures_to_wire(signatures), macs=_macs_to_wire(macs))
 
 
 def signatures_to_wire(signatures: Signatures) -> list[pb.HolderSignature]:

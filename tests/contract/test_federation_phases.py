@@ -193,7 +193,7 @@ def test_a_confirmation_that_waits_for_its_turn_while_the_round_is_applied_is_an
             while len(lock._waiters or ()) < 3:
                 await asyncio.sleep(0)
         await asyncio.gather(*revealing)
-        return await confirming
+        return (await confirming)[0]
 
     signatures = server.ask(in_this_order())
     assert driver.last_round == 1

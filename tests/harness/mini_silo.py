@@ -8,6 +8,7 @@ then bends them.
 from __future__ import annotations
 
 import hashlib
+import hmac
 import secrets
 import struct
 from collections.abc import Iterable, Iterator, Sequence
@@ -112,6 +113,11 @@ def rice_decoded(data: bytes) -> list[int]:
     return coordinates
 
 
+def expanded(secret: bytes, label: str, *context: Any) -> bytes:
+    """One block of HKDF-Expand."""
+    return hmac.digest(secret, encoded(label, *context) + b"\x01", "sha256")
+
+
 def shares_of(secret: bytes, threshold: int, holders: int) -> list[bytes]:
     polynomial = [int.from_bytes(secret, "big"), *(secrets.randbelow(PRIME) for _ in range(threshold - 1))]
     return [
@@ -152,10 +158,10 @@ class MiniSilo:
     def join_request(self, run_name: str, run: bytes = b"") -> pb.JoinRequest:
         """Without the run's hash it is a first look."""
         if not run:
-            return pb.JoinRequest(run_name=run_name, protocol_version=2)
+            return pb.JoinRequest(run_name=run_name, protocol_version=3)
         public = self.session.public_key().public_bytes_raw()
         signature = self.sign(digest("fedrep/session-key", run, public, *(self.promise or ())))
-        request = pb.JoinRequest(run_name=run_name, session_key=public, session_signature=signature, protocol_version=2)
+        request = pb.JoinRequest(run_name=run_name, session_key=public, session_signature=signature, protocol_version=3)
         if self.promise is not None:
             request.promise.epsilon, request.promise.delta = self.promise
         return request
@@ -222,10 +228,19 @@ class MiniSilo:
         committed = (record.mask_key, record.seed_commitment, record.next_session_key, record.shares_digest)
         return digest("fedrep/record", self.c1, record.silo, *committed)
 
+    def shared_with(self, other: pb.RosterEntry) -> bytes:
+        """This round's link of the chain that begins with what two session keys agree on."""
+        lasts = max(1, min(self.rules.reshuffle_every, 16))
+        first = self.manifest.round - self.manifest.round % lasts
+        agreed = self.session.exchange(X25519PublicKey.from_public_bytes(other.session_key))
+        link = derived(agreed, "session", self.run, first)
+        for _ in range(self.manifest.round - first):
+            link = expanded(link, "next")
+        return link
+
     def _sealed(self, holder: pb.RosterEntry, plain: bytes) -> bytes:
-        agreed = self.session.exchange(X25519PublicKey.from_public_bytes(holder.session_key))
         names = (self.c1, self.name, holder.name)
-        return AESGCM(derived(agreed, "share", *names)).encrypt(bytes(12), plain, encoded(*names))
+        return AESGCM(expanded(self.shared_with(holder), "share", *names)).encrypt(bytes(12), plain, encoded(*names))
 
     def propose(self, header: pb.ProposalHeader, code: bytes) -> pb.ProposeCoordinatesResponse:
         answer: pb.ProposeCoordinatesResponse = self.stub.ProposeCoordinates(
@@ -247,9 +262,9 @@ class MiniSilo:
         return header
 
     def _opened(self, share: pb.SealedShare) -> tuple[bytes, bytes]:
-        agreed = self.session.exchange(X25519PublicKey.from_public_bytes(self.roster[share.dealer].session_key))
         names = (self.c1, share.dealer, self.name)
-        plain = AESGCM(derived(agreed, "share", *names)).decrypt(bytes(12), share.ciphertext, encoded(*names))
+        key = expanded(self.shared_with(self.roster[share.dealer]), "share", *names)
+        plain = AESGCM(key).decrypt(bytes(12), share.ciphertext, encoded(*names))
         return plain[:33], plain[33:]
 
     def submission(self, update: Sequence[float]) -> tuple[pb.SubmissionHeader, bytes]:

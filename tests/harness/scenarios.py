@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import structlog
 
-from fedrep.protocol.messages import Confirmation, Reveal, Signatures
+from fedrep.protocol.messages import Confirmation, Reveal
+from fedrep.protocol.silo_effects import Confirmations
 from fedrep_silo.audit import Audit
 from fedrep_silo.daemon import SiloDaemon
 from tests.harness.federation import Federation
@@ -50,7 +51,7 @@ async def finish_in_step(*daemons: SiloDaemon) -> list[BaseException | None]:
     def keep_in_step(daemon: SiloDaemon) -> None:
         confirm, send = daemon.connection.confirm, daemon.connection.reveal
 
-        async def confirm_and_tell(confirmation: Confirmation) -> Signatures:
+        async def confirm_and_tell(confirmation: Confirmation) -> Confirmations:
             try:
                 return await confirm(confirmation)
             finally:

@@ -38,8 +38,7 @@ def propose_with_bad_shares(
     seeds, keys = (shamir.split(secret, manifest.threshold, len(manifest.roster), entropy) for secret in secrets)
     sealed = tuple(
         seal_share(
-            ready.session,
-            holder.session_key,
+            ready.pairs.secrets[holder.name],
             ready.c1,
             silo.name,
             holder.name,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -62,16 +62,16 @@ from fedrep.protocol.silo_effects import (
     TrainingFailed,
 )
 from fedrep.protocol.silo_machine import Conduct, Randomness, SiloIdentity, SiloMachine
+from fedrep.protocol.silo_presence import Sessions
 from fedrep.protocol.silo_round import Confirmed, Membership, Observing, Proposed, Ready, Revealed, Submitted
 from fedrep.protocol.silo_rules import PeerIdentity, Policy
 from fedrep.protocol.silo_state import SiloState
 from fedrep.protocol.silo_table import Phase as SiloPhase
 from fedrep.protocol.thresholds import default_colluders, default_min_survivors, default_quorum
 from fedrep.quantize import value_bits
-from fedrep.secagg.keys import AgreementKey, SigningKey, generate_signing_key
+from fedrep.secagg.keys import AgreementKey, Entropy, SigningKey, generate_signing_key
+from fedrep.secagg.pairs import Pairs
 from tests.protocol.player import Player
-
-Entropy = Callable[[int], bytes]
 
 
 def entropy_from(rng: np.random.Generator) -> Entropy:
@@ -149,6 +149,19 @@ class NoLedgers:
         return 0.0
 
 
+class RememberingSessions(Sessions):
+    """Erases keys as a silo does, and keeps them aside for tests that let it enter rounds that no silo would."""
+
+    def __init__(self, entropy: Entropy) -> None:
+        super().__init__(entropy)
+        self.ever: dict[bytes, AgreementKey] = {}
+
+    def new(self) -> AgreementKey:
+        key = super().new()
+        self.ever[key.public] = key
+        return key
+
+
 class Silo:
     """One silo: its machine, played by hand, and the steps it has reached in the current round, which tests may exchange."""
 
@@ -156,6 +169,7 @@ class Silo:
         self.name = name
         self.signing_key = signing_key
         self.rng = rng
+        self.listed = b""
         self._federation = federation
         self.player = Player(self._machine, SiloState.new(federation.run.parameters, {}))
         self.clear()
@@ -173,7 +187,16 @@ class Silo:
             randomness,
             federation.promise,
         )
-        return SiloMachine(own, Conduct(federation.run.name), state)
+        machine = SiloMachine(own, Conduct(federation.run.name), state)
+        machine._sessions = RememberingSessions(randomness.secrets)
+        return machine
+
+    @property
+    def every_key(self) -> dict[bytes, AgreementKey]:
+        """Those that it has erased too."""
+        sessions = self.machine._sessions
+        assert isinstance(sessions, RememberingSessions)
+        return sessions.ever
 
     def clear(self) -> None:
         self.ready: Ready | None = None
@@ -218,6 +241,16 @@ class Silo:
     @sessions.setter
     def sessions(self, keys: dict[bytes, AgreementKey]) -> None:
         self.machine._sessions.keys = keys
+
+    @property
+    def pairs(self) -> Pairs:
+        return self.machine._sessions.pairs
+
+    def announced_key(self) -> bytes:
+        """The newest, as it goes out with Join; a silo in a round has erased the one that the round lists."""
+        if self.listed:
+            return self.listed
+        return list(self.sessions)[-1] if self.sessions else self.machine._sessions.new().public
 
     def said(self, kind: type[Step]) -> Step:
         """The silo's message of that kind, which waits for its answer."""
@@ -331,12 +364,12 @@ class Federation:
     def new_round(self, roster: Iterable[SiloName] | None = None) -> RoundManifest:
         """Of all who hold a session key, or of the roster given."""
         self.round_number += 1
-        present = [name for name, silo in self.silos.items() if silo.sessions]
+        present = [name for name, silo in self.silos.items() if silo.sessions or silo.pairs.own]
         names = sorted(roster if roster is not None else present, key=str.encode)
         entries = []
         for name in names:
             silo = self.silos[name]
-            key = list(silo.sessions)[-1]
+            key = silo.announced_key()
             entries.append(RosterEntry(name, fingerprint_of(name), key, self.membership(silo).signed_key(key), self.promise))
         state = self.model.state
         self.manifest = RoundManifest(
@@ -391,6 +424,7 @@ class Federation:
             silo.sessions,
             last_round=silo.last_round if last_round is None else last_round,
             model_hash=self.model.state.hash,
+            pairs=silo.pairs,
         )
         return silo.ready
 
@@ -470,12 +504,12 @@ class Federation:
         silo.answer(GetConsensus, self.round.consensus_for(silo.name))
 
     def confirm(self, silo: Silo) -> None:
-        silo.answer(GetSurvivors, self.round.survivors())
+        silo.answer(GetSurvivors, self.round.survivors_for(silo.name))
         self.effects += self.round.receive(silo.said(Confirmation))
 
     def reveal(self, silo: Silo, signatures: Signatures | None = None) -> None:
-        given = signatures if signatures is not None else self.round.confirmations()
-        silo.answer(Confirmation, Confirmations(given))
+        told = (signatures,) if signatures is not None else self.round.confirmations_for(silo.name)
+        silo.answer(Confirmation, Confirmations(*told))
         if self.round.phase is Phase.REVEAL:
             self.effects += self.round.receive(silo.said(Reveal))
         silo.answer(Reveal, Accepted())

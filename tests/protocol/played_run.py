@@ -228,7 +228,7 @@ class PlayedRun(Federation):
         return self.interpreter
 
     def entry(self, silo: Silo) -> RosterEntry:
-        key = list(silo.sessions)[-1]
+        key = silo.announced_key()
         return RosterEntry(silo.name, fingerprint_of(silo.name), key, self.membership(silo).signed_key(key), self.promise)
 
     def join(self, *names: SiloName) -> None:

@@ -39,9 +39,10 @@ def enter(
         Membership(silo.name, run or federation.run, policy or federation.policy, silo.signing_key, federation.promise),
         manifest or federation.manifest,
         federation.peers if peers is None else peers,
-        silo.sessions,
+        silo.sessions if run is None else silo.every_key,
         last_round=silo.last_round if last_round is None else last_round,
         model_hash=model_hash or federation.model.state.hash,
+        pairs=silo.pairs,
     )
 
 

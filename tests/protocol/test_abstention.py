@@ -38,6 +38,7 @@ from fedrep.protocol.silo_effects import (
 from fedrep.protocol.silo_machine import SiloMachine
 from fedrep.protocol.silo_rules import Policy
 from fedrep.protocol.silo_table import Phase as SiloPhase
+from fedrep.secagg.keys import AgreementKey
 from tests.protocol.federation import Federation, Silo
 from tests.protocol.refusal import assert_ignored, assert_refused, but
 from tests.protocol.test_propose import proposal_of
@@ -46,8 +47,7 @@ from tests.protocol.test_propose import proposal_of
 def abstaining(federation: Federation, silo: Silo) -> Abstention:
     """What this silo would say, without its machine."""
     assert silo.ready is not None
-    session = next(iter(silo.sessions.values()))
-    return silo.ready.abstain(session)
+    return silo.ready.abstain(AgreementKey.generate())
 
 
 def test_an_abstention_is_not_waited_for() -> None:

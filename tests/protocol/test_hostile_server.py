@@ -70,7 +70,8 @@ class Listening:
         manifest = codec.signed_round_from_wire(wire).manifest
         peers, sessions = self.federation.peers, self.silo.sessions
         member = self.federation.membership(self.silo)
-        return Ready.enter(member, manifest, peers, sessions, last_round=0, model_hash=self.before.hash)
+        hash_, pairs = self.before.hash, self.silo.pairs
+        return Ready.enter(member, manifest, peers, sessions, last_round=0, model_hash=hash_, pairs=pairs)
 
     def submit(self, wire: pb.ConsensusHeader) -> object:
         assert self.silo.proposed is not None

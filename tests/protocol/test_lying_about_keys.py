@@ -56,10 +56,10 @@ def test_a_mates_record_replayed_from_an_older_round_is_refused() -> None:
 
 def test_shares_replayed_from_an_older_round_do_not_open() -> None:
     """Not even when both rounds list the same session keys: C1 is in the shares' key and associated data."""
-    federation = Federation.of(6)
+    federation = Federation.of(6, reshuffle_every=10)
     old = LyingServer.with_proposals(federation).proposals
     for silo in federation.members:
-        silo.sessions = dict(list(silo.sessions.items())[:1])
+        silo.listed = silo.pairs.own
     server = LyingServer.with_proposals(federation)
     groups = seated(federation)
     holder, dealer = federation.members[:2]
@@ -110,13 +110,12 @@ def test_an_older_manifest_shown_again_is_refused() -> None:
         refused("ROUND_NOT_LATER", lambda s=silo: federation.enter(s, old))  # type: ignore[misc]
 
 
-def test_an_older_session_key_shown_again_is_one_this_silo_no_longer_holds() -> None:
+def test_a_session_key_shown_again_after_its_session_is_one_this_silo_no_longer_holds() -> None:
     federation = Federation.of(6)
     old = federation.open_round()
     silo = federation.members[0]
     federation.propose(silo)
-    silo.sessions = {public: key for public, key in silo.sessions.items() if public != old.roster[0].session_key}
-    manifest = replace(old, round=old.round + 1)
+    manifest = replace(old, round=old.round + federation.run.session_rounds)
     refused("SESSION_KEY_LOST", lambda: federation.enter(silo, manifest))
 
 

@@ -167,7 +167,13 @@ def test_silos_sent_different_models_can_be_combined_with_nobody() -> None:
             continue
         federation.train(silo)
         silo.ready = Ready.enter(
-            federation.membership(silo), trap, federation.peers, silo.sessions, last_round=0, model_hash=b"t" * 32
+            federation.membership(silo),
+            trap,
+            federation.peers,
+            silo.sessions,
+            last_round=0,
+            model_hash=b"t" * 32,
+            pairs=silo.pairs,
         )
         silo.proposed = silo.ready.propose(
             np.arange(manifest.per_silo),

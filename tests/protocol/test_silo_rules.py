@@ -247,6 +247,7 @@ def test_a_restarted_process_that_lost_its_session_key_sits_the_round_out() -> N
     federation.open_round()
     first = federation.members[0]
     first.sessions = {key.public: key for key in [AgreementKey.generate()]}
+    first.pairs.forget()
     refused("SESSION_KEY_LOST", lambda: enter(federation, first))
 
 

@@ -110,7 +110,7 @@ def test_a_session_key_signed_for_another_run_is_refused() -> None:
     federation = Federation.of(5)
     federation.open_round()
     last = federation.members[-1]
-    key = next(iter(last.sessions))
+    key = last.pairs.own
     manifest = member_changed(federation, session_signature=last.signing_key.sign(session_key_message(b"other", key)))
     refused("BAD_ROSTER", lambda: enter(federation, federation.members[0], manifest=manifest))
 

@@ -10,7 +10,7 @@ import pytest
 
 from fedrep.errors import RefusedError
 from fedrep.protocol.manifests import RoundManifest
-from fedrep.protocol.silo_presence import RosterWatch, Sessions
+from fedrep.protocol.silo_presence import MOST_KEYS, RosterWatch, Sessions
 from fedrep.protocol.silo_state import Journal
 from tests.protocol.federation import Federation
 
@@ -65,9 +65,16 @@ def test_a_silo_that_has_to_leave_its_rounds_joins_again_after_growing_pauses() 
     assert watch.overlooked
 
 
-def test_a_session_key_is_erased_once_a_manifest_lists_its_successor() -> None:
+def test_a_session_key_is_erased_once_a_manifest_lists_it_with_those_before_it() -> None:
     sessions = Sessions(secrets.token_bytes)
-    first, second = sessions.new(), sessions.new()
-    sessions.forget_before(second.public)
-    assert list(sessions.keys) == [second.public]
-    assert first.public not in sessions.keys
+    first, second, third = sessions.new(), sessions.new(), sessions.new()
+    sessions.entered(second.public)
+    assert list(sessions.keys) == [third.public]
+    sessions.entered(first.public)
+    assert list(sessions.keys) == [third.public], "a key that is erased already erases no later one"
+
+
+def test_keys_that_no_manifest_lists_do_not_pile_up() -> None:
+    sessions = Sessions(secrets.token_bytes)
+    announced = [sessions.new().public for _ in range(2 * MOST_KEYS)]
+    assert list(sessions.keys) == announced[-MOST_KEYS:]

@@ -243,6 +243,7 @@ def going_for_the_model() -> None:
 
 def lose_the_key(silo: Silo) -> None:
     silo.sessions = {}
+    silo.pairs.forget()
     silo.machine._sessions.new()
 
 

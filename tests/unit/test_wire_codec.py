@@ -26,7 +26,6 @@ from fedrep.protocol.manifests import (
     SignedRunManifest,
     SiloName,
     session_key_message,
-    signed_fields,
 )
 from fedrep.protocol.messages import (
     Abstention,
@@ -190,7 +189,7 @@ def test_a_message_survives_the_wire_unchanged(kind: str) -> None:
 @pytest.mark.parametrize("manifest", [RUN_MANIFEST, ROUND_MANIFEST], ids=["run", "round"])
 def test_every_field_of_a_manifest_travels(manifest: RunManifest | RoundManifest) -> None:
     """A field that the codec forgot would come back as protobuf's zero and change the hash everybody signs."""
-    assert all(getattr(manifest, name) not in (0, 0.0, "", b"", ()) for name in signed_fields(type(manifest)))
+    assert all(getattr(manifest, name) not in (0, 0.0, "", b"", ()) for name in type(manifest).__match_args__)
     if isinstance(manifest, RunManifest):
         assert codec.run_manifest_from_wire(over_the_wire(codec.run_manifest_to_wire(manifest))).digest() == manifest.digest()
     else:

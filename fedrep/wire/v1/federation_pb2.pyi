@@ -196,7 +196,7 @@ class Record(_message.Message):
     def __init__(self, silo: _Optional[str] = ..., mask_key: _Optional[bytes] = ..., seed_commitment: _Optional[bytes] = ..., next_session_key: _Optional[bytes] = ..., shares_digest: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("run_name", "session_key", "session_signature", "model_version", "software_version", "protocol_version", "promise")
+    __slots__ = ("run_name", "session_key", "session_signature", "model_version", "software_version", "protocol_version", "promise", "kept_session_key")
     RUN_NAME_FIELD_NUMBER: _ClassVar[int]
     SESSION_KEY_FIELD_NUMBER: _ClassVar[int]
     SESSION_SIGNATURE_FIELD_NUMBER: _ClassVar[int]
@@ -204,6 +204,7 @@ class JoinRequest(_message.Message):
     SOFTWARE_VERSION_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     PROMISE_FIELD_NUMBER: _ClassVar[int]
+    KEPT_SESSION_KEY_FIELD_NUMBER: _ClassVar[int]
     run_name: str
     session_key: bytes
     session_signature: bytes
@@ -211,7 +212,8 @@ class JoinRequest(_message.Message):
     software_version: str
     protocol_version: int
     promise: RecordPromise
-    def __init__(self, run_name: _Optional[str] = ..., session_key: _Optional[bytes] = ..., session_signature: _Optional[bytes] = ..., model_version: _Optional[int] = ..., software_version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., promise: _Optional[_Union[RecordPromise, _Mapping]] = ...) -> None: ...
+    kept_session_key: bytes
+    def __init__(self, run_name: _Optional[str] = ..., session_key: _Optional[bytes] = ..., session_signature: _Optional[bytes] = ..., model_version: _Optional[int] = ..., software_version: _Optional[str] = ..., protocol_version: _Optional[int] = ..., promise: _Optional[_Union[RecordPromise, _Mapping]] = ..., kept_session_key: _Optional[bytes] = ...) -> None: ...
 
 class SignedRollback(_message.Message):
     __slots__ = ("run", "version", "model_hash", "admin", "certificate", "signature")
@@ -452,18 +454,20 @@ class GetConsensusResponse(_message.Message):
     def __init__(self, header: _Optional[_Union[ConsensusHeader, _Mapping]] = ..., chunk: _Optional[bytes] = ...) -> None: ...
 
 class SubmissionHeader(_message.Message):
-    __slots__ = ("run", "round", "signature", "masked_size", "masked_sha256")
+    __slots__ = ("run", "round", "signature", "masked_size", "masked_sha256", "macs")
     RUN_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     MASKED_SIZE_FIELD_NUMBER: _ClassVar[int]
     MASKED_SHA256_FIELD_NUMBER: _ClassVar[int]
+    MACS_FIELD_NUMBER: _ClassVar[int]
     run: bytes
     round: int
     signature: bytes
     masked_size: int
     masked_sha256: bytes
-    def __init__(self, run: _Optional[bytes] = ..., round: _Optional[int] = ..., signature: _Optional[bytes] = ..., masked_size: _Optional[int] = ..., masked_sha256: _Optional[bytes] = ...) -> None: ...
+    macs: bytes
+    def __init__(self, run: _Optional[bytes] = ..., round: _Optional[int] = ..., signature: _Optional[bytes] = ..., masked_size: _Optional[int] = ..., masked_sha256: _Optional[bytes] = ..., macs: _Optional[bytes] = ...) -> None: ...
 
 class SubmitMaskedShareRequest(_message.Message):
     __slots__ = ("header", "chunk")
@@ -506,10 +510,12 @@ class SurvivorSet(_message.Message):
     def __init__(self, buffers: _Optional[_Iterable[_Union[SurvivingBuffer, _Mapping]]] = ...) -> None: ...
 
 class GetSurvivorsResponse(_message.Message):
-    __slots__ = ("survivors",)
+    __slots__ = ("survivors", "macs")
     SURVIVORS_FIELD_NUMBER: _ClassVar[int]
+    MACS_FIELD_NUMBER: _ClassVar[int]
     survivors: SurvivorSet
-    def __init__(self, survivors: _Optional[_Union[SurvivorSet, _Mapping]] = ...) -> None: ...
+    macs: bytes
+    def __init__(self, survivors: _Optional[_Union[SurvivorSet, _Mapping]] = ..., macs: _Optional[bytes] = ...) -> None: ...
 
 class HolderSignature(_message.Message):
     __slots__ = ("silo", "signature")
@@ -520,20 +526,24 @@ class HolderSignature(_message.Message):
     def __init__(self, silo: _Optional[str] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class ConfirmSurvivorsRequest(_message.Message):
-    __slots__ = ("run", "round", "signature")
+    __slots__ = ("run", "round", "signature", "macs")
     RUN_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    MACS_FIELD_NUMBER: _ClassVar[int]
     run: bytes
     round: int
     signature: bytes
-    def __init__(self, run: _Optional[bytes] = ..., round: _Optional[int] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    macs: bytes
+    def __init__(self, run: _Optional[bytes] = ..., round: _Optional[int] = ..., signature: _Optional[bytes] = ..., macs: _Optional[bytes] = ...) -> None: ...
 
 class ConfirmSurvivorsResponse(_message.Message):
-    __slots__ = ("signatures",)
+    __slots__ = ("signatures", "macs")
     SIGNATURES_FIELD_NUMBER: _ClassVar[int]
+    MACS_FIELD_NUMBER: _ClassVar[int]
     signatures: _containers.RepeatedCompositeFieldContainer[HolderSignature]
-    def __init__(self, signatures: _Optional[_Iterable[_Union[HolderSignature, _Mapping]]] = ...) -> None: ...
+    macs: bytes
+    def __init__(self, signatures: _Optional[_Iterable[_Union[HolderSignature, _Mapping]]] = ..., macs: _Optional[bytes] = ...) -> None: ...
 
 class RevealedShare(_message.Message):
     __slots__ = ("dealer", "secret", "share")

@@ -28,7 +28,6 @@ from fedrep.protocol.messages import (
     ModelName,
     Proposal,
     Reveal,
-    Signatures,
     Statement,
     Submission,
     SurvivorSet,
@@ -158,7 +157,7 @@ class Connection:
             case GetSurvivors(run, number):
                 return await self.survivors(run, number)
             case Confirmation() as confirmation:
-                return Confirmations(await self.confirm(confirmation))
+                return await self.confirm(confirmation)
             case Reveal() as reveal:
                 await self.reveal(reveal)
         return Accepted()
@@ -184,6 +183,7 @@ class Connection:
             software_version=__version__,
             protocol_version=codec.PROTOCOL_VERSION,
             promise=codec.promise_to_wire(join.promise),
+            kept_session_key=join.kept,
         )
         size = request.ByteSize() if join.session_key else 0  # without a key it only asks for news
         response = await self._call("Join", lambda stub: stub.Join(request, timeout=CALL_SECONDS), size)
@@ -258,9 +258,9 @@ class Connection:
     async def survivors(self, run: bytes, round_number: int) -> SurvivorSet:
         request = pb.GetSurvivorsRequest(run=run, round=round_number)
         response = await self._waiting("GetSurvivors", lambda stub: stub.GetSurvivors(request, timeout=CALL_SECONDS))
-        return codec.survivors_from_wire(response.survivors)
+        return codec.told_survivors_from_wire(response)
 
-    async def confirm(self, confirmation: Confirmation) -> Signatures:
+    async def confirm(self, confirmation: Confirmation) -> Confirmations:
         request = codec.confirmation_to_wire(confirmation)
         response = await self._waiting(
             "ConfirmSurvivors",
@@ -268,7 +268,7 @@ class Connection:
             request.ByteSize(),
             confirmation.round,
         )
-        return codec.signatures_from_wire(response.signatures)
+        return Confirmations(codec.signatures_from_wire(response.signatures), codec.macs_from_wire(response.macs))
 
     async def reveal(self, reveal: Reveal) -> None:
         request = codec.reveal_to_wire(reveal)

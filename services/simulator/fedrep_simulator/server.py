@@ -154,7 +154,7 @@ class SimulatedServer:
             case GetSurvivors(_, number):
                 played = machine.round_for(number)
                 check_member(silo, played.manifest)
-                return None if played.phase in (Phase.PROPOSE, Phase.SUBMIT) else played.survivors()
+                return None if played.phase in (Phase.PROPOSE, Phase.SUBMIT) else played.survivors_for(silo)
             case Confirmation():
                 return self._confirm(request)
             case GetUpdate():
@@ -166,7 +166,7 @@ class SimulatedServer:
             entry = RosterEntry(silo, person.fingerprint, request.session_key, request.signature, request.promise)
             key = person.signing_key.verify_key
             check_session_key(entry, machine.rules.digest(), key)
-            self.tell(Joined(entry, key))
+            self.tell(Joined(entry, key, request.kept))
         progress = machine.progress
         signed = machine.open.signed if machine.open is not None else None
         chain = self.people.server.credentials.chain
@@ -184,7 +184,7 @@ class SimulatedServer:
         if played.phase is Phase.CONFIRM:
             return None
         del self._confirming[id(request)]
-        return Confirmations(played.confirmations())
+        return Confirmations(*played.confirmations_for(request.silo))
 
     def _update(self, silo: SiloName, request: GetUpdate) -> Concluded | None:
         machine = self.machine

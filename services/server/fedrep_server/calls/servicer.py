@@ -54,7 +54,7 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
             await self._coordinator.seen(driver, peer, request.software_version)
             if entry is not None:
                 self._coordinator.remember_certificate(peer)
-                await driver.join(entry, peer.verify_key)
+                await driver.join(entry, peer.verify_key, request.kept_session_key)
         state = driver.model.state
         response = pb.JoinResponse(
             run=codec.signed_run_to_wire(driver.signed),
@@ -140,12 +140,11 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
     async def GetSurvivors(self, request: pb.GetSurvivorsRequest, context: Context) -> pb.GetSurvivorsResponse:
         driver = self._run(request.run, request.round)
         survivors = await driver.survivors(_silo(), request.round)
-        return pb.GetSurvivorsResponse(survivors=codec.survivors_to_wire(survivors))
+        return codec.told_survivors_to_wire(survivors)
 
     async def ConfirmSurvivors(self, request: pb.ConfirmSurvivorsRequest, context: Context) -> pb.ConfirmSurvivorsResponse:
         driver = self._run(request.run, request.round)
-        signatures = await driver.confirm(codec.confirmation_from_wire(_silo(), request))
-        return pb.ConfirmSurvivorsResponse(signatures=codec.signatures_to_wire(signatures))
+        return codec.confirmations_to_wire(*await driver.confirm(codec.confirmation_from_wire(_silo(), request)))
 
     async def RevealShares(self, request: pb.RevealSharesRequest, context: Context) -> pb.RevealSharesResponse:
         driver = self._run(request.run, request.round)

@@ -51,7 +51,7 @@ from fedrep.protocol.run_events import (
 )
 from fedrep.protocol.run_progress import RunState
 from fedrep.protocol.server_round import ServerRound
-from fedrep.protocol.server_rules import check_member, check_statement
+from fedrep.protocol.server_rules import check_statement
 from fedrep.protocol.server_run import ServerRun
 from fedrep.secagg.keys import VerifyKey
 from fedrep_server.config import ServerSettings
@@ -183,11 +183,11 @@ class RunDriver:
     def clip_range(self) -> ClipRange:
         return self.machine.progress.clip_range
 
-    async def join(self, entry: RosterEntry, key: VerifyKey) -> None:
+    async def join(self, entry: RosterEntry, key: VerifyKey, kept: bytes = b"") -> None:
         """The silo's session key was verified by the caller of this method."""
         if not self.present:
             self._first_came = time.time()
-        await self._interpreter.tell(Joined(entry, key))
+        await self._interpreter.tell(Joined(entry, key, kept))
 
     async def leave(self, name: SiloName) -> None:
         await self._interpreter.tell(Left(name))
@@ -222,20 +222,19 @@ class RunDriver:
 
     async def survivors(self, silo: SiloName, round_number: int) -> SurvivorSet:
         played = await self._wait(round_number, {Phase.PROPOSE, Phase.SUBMIT})
-        check_member(silo, played.manifest)
-        return played.survivors()
+        return played.survivors_for(silo)
 
-    async def confirm(self, confirmation: Confirmation) -> Signatures:
+    async def confirm(self, confirmation: Confirmation) -> tuple[Signatures, tuple[bytes, ...]]:
         """Held until enough holders confirmed; the same signature may ask again."""
         before = self.machine.confirmed_before(confirmation.round)
         if before is not None:
-            return before
+            return before, ()
         played = self.machine.round_for(confirmation.round)
         await self.deliver(confirmation)
         await self._wait_while(lambda: played.phase is Phase.CONFIRM)
         if played.phase is Phase.CONFIRM:
             raise OutOfPhaseError("too few holders have confirmed so far; ask again", reason="NOT_YET")
-        return played.confirmations()
+        return played.confirmations_for(confirmation.silo)
 
     async def update(self, round_number: int) -> Update | None:
         """The outcome of a round, from memory or the database; None while it is not known within the waiting time."""
