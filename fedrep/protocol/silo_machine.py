@@ -163,6 +163,8 @@ class Part:
     ready: Ready | None = None
     step: Proposed | Submitted | Observing | Confirmed | Revealed | None = None
     consensus: Consensus | None = None
+    survivors: SurvivorSet | None = None
+    concluded: Concluded | None = None
     agreed: Evidence | None = None
     update: Update | None = None
 
@@ -540,7 +542,7 @@ class SiloMachine:
         return [save, *self._say(Phase.ABSTAINING, save, self.part.ready.abstain(self._sessions.new()))]
 
     def _has_abstained(self, _: Accepted | Refusal) -> Effects:
-        if any(isinstance(each, GetConsensus) for each in self._open):  # asked while it trained
+        if self._has_asked(GetConsensus):  # while it trained
             self.phase = Phase.AGREEING
             return []
         return self._ask_for_consensus()
@@ -563,15 +565,23 @@ class SiloMachine:
         own.drill.share(self._run, manifest.round, contribution.g)
         step = self.part.step = self.part.ready.propose(coordinates, self._sessions.new(), own.randomness.secrets, bits)
         self.speaking = True
-        return [save, Report(Doing("proposing", manifest.round)), *self._say(Phase.PROPOSING, save, step.message)]
+        proposing = [save, Report(Doing("proposing", manifest.round)), *self._say(Phase.PROPOSING, save, step.message)]
+        return [*proposing, *self._ask_behind(Phase.PROPOSING, save, GetConsensus(manifest.run, manifest.round))]
+
+    def _ask_behind(self, phase: Phase, save: Save, question: Speech) -> Effects:
+        """What follows is asked for at once, behind what is still being said: a round costs four round trips, not nine."""
+        return [] if self._has_asked(type(question)) else self._say(phase, save, question)
+
+    def _has_asked(self, kind: type) -> bool:
+        return any(isinstance(each, kind) for each in self._open)
 
     def _has_proposed(self, _: Accepted | Refusal) -> Effects:
         assert self.part is not None
         if self.part.consensus is not None:
             return self._agree(self.part.consensus)
-        if any(isinstance(each, GetConsensus) for each in self._open):  # asked while it trained
+        if self._has_asked(GetConsensus):
             self.phase = Phase.AGREEING
-            return []
+            return [Report(Doing("consensus", self._manifest.round))]
         return self._ask_for_consensus()
 
     def _keep_consensus(self, consensus: Consensus) -> Effects:
@@ -613,14 +623,29 @@ class SiloMachine:
         save = self._save(memory=memory, trainer=self._trainer_after)
         submitting = Report(Doing("submitting", self._manifest.round))
         mates = mates_of(consensus, self._own.name)
-        return [save, submitting, *self._say(Phase.SUBMITTING, save, holder.message, mates=mates)]
+        said = [save, submitting, *self._say(Phase.SUBMITTING, save, holder.message, mates=mates)]
+        return [*said, *self._ask_behind(Phase.SUBMITTING, save, GetSurvivors(self._manifest.run, self._manifest.round))]
 
-    def _has_submitted(self, _: Accepted) -> Effects:
+    def _has_submitted(self, _: Accepted | Refusal) -> Effects:
+        assert self.part is not None
+        if self.part.survivors is not None:
+            return self._confirm(self.part.survivors)
+        if self._has_asked(GetSurvivors):
+            self.phase = Phase.SURVIVING
+            return [Report(Doing("survivors", self._manifest.round))]
         return self._ask_for_survivors()
+
+    def _keep_survivors(self, survivors: SurvivorSet) -> Effects:
+        assert self.part is not None
+        self.part.survivors = survivors
+        return []
 
     def _submitted_too_late(self, refusal: Refusal) -> Effects:
         """The silo is a holder, and its values are pending until their fate is proven."""
-        return [Report(Remark("submission_late", str(refusal.error), self._manifest.round)), *self._ask_for_survivors()]
+        if isinstance(self._answered, GetSurvivors):
+            return []
+        late = Report(Remark("submission_late", str(refusal.error), self._manifest.round))
+        return [late, *self._has_submitted(refusal)]
 
     def _ask_for_survivors(self) -> Effects:
         doing = Report(Doing("survivors", self._manifest.round))
@@ -643,12 +668,27 @@ class SiloMachine:
         pending = self.state.memory.pending
         if pending is not None and opens(pending.place, confirmed.survivors):
             effects += self._decide_fate(Fate.OPENED)  # t holders signed this very U: whatever the server says from here on
-        return [*effects, *self._say(Phase.REVEALING, self._saved, revealed.message)]
+        effects += self._say(Phase.REVEALING, self._saved, revealed.message)
+        return [*effects, *self._ask(Phase.REVEALING, self._question_about_end())]
 
-    def _has_revealed(self, _: Accepted | Refusal) -> Effects:
+    def _has_revealed(self, answer: Accepted | Refusal) -> Effects:
         """A refusal means that the round closed as soon as enough holders had revealed."""
+        assert self.part is not None
+        if isinstance(answer, Refusal) and isinstance(self._answered, GetUpdate):
+            return []
         self._roster.took_part()
+        if self.part.concluded is not None:
+            self.phase = Phase.CONCLUDING
+            return self._learn_outcome(self.part.concluded)
+        if self._has_asked(GetUpdate):
+            self.phase = Phase.CONCLUDING
+            return [Report(Doing("update", self._manifest.round))]
         return self._conclude()
+
+    def _keep_outcome(self, concluded: Concluded) -> Effects:
+        assert self.part is not None
+        self.part.concluded = concluded
+        return []
 
     def _has_rejoined(self, _: Joined | Refusal) -> Effects:
         self._roster.joined()
@@ -677,8 +717,11 @@ class SiloMachine:
     def _conclude(self, _: object = None) -> Effects:
         assert self.part is not None
         self._open, self._wait = [], None
-        question = GetUpdate(self._manifest.run, self._manifest.round, omit_agreement=self.part.agreed is not None)
-        return [Report(Doing("update", self._manifest.round)), *self._ask(Phase.CONCLUDING, question)]
+        return [Report(Doing("update", self._manifest.round)), *self._ask(Phase.CONCLUDING, self._question_about_end())]
+
+    def _question_about_end(self) -> GetUpdate:
+        assert self.part is not None
+        return GetUpdate(self._manifest.run, self._manifest.round, omit_agreement=self.part.agreed is not None)
 
     def _lose_track(self, refusal: Refusal) -> Effects:
         """A manifest nobody signed, or a server that lost its latest rounds: what it says now is heard after a pause."""

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from fedrep.errors import OutOfPhaseError, RefusedError, UnknownSiloError
-from fedrep.protocol.messages import Abstention, Confirmation, Phase, Proposal, SurvivorSet
+from fedrep.protocol.messages import Abstention, Confirmation, Phase, Proposal, Reveal, Submission, SurvivorSet
 from fedrep.protocol.silo_effects import (
     Accepted,
     Answered,
@@ -341,6 +341,33 @@ def mate_of(federation: Federation, silo: Silo) -> str:
     return next(each.name for each in group if each is not silo)
 
 
+def submitting() -> None:
+    """The survivors are asked for behind the submission, and come before the answer to it."""
+    for answer in (Accepted(), NO):
+        for shown in ("honest", "lie", "refused"):
+            federation, silo = newcomer()
+            federation.until(Phase.SUBMIT)
+            silo.answer(GetConsensus, federation.round.consensus_for(silo.name))
+            federation.round.receive(silo.said(Submission))
+            for each in federation.members:
+                if each is not silo:
+                    federation.submit(each)
+            survivors = SurvivorSet(()) if shown == "lie" else federation.round.survivors_for(silo.name)
+            fed(silo, GetSurvivors, NO if shown == "refused" else survivors)
+            fed(silo, Submission, answer)
+
+
+def revealing() -> None:
+    """The end is asked for behind the reveal, and may be told, or refused, before the answer to it."""
+    for answer in (Accepted(), NO):
+        for told_first in (True, False):
+            federation, silo = newcomer()
+            federation.until(Phase.REVEAL)
+            fed(silo, Confirmation, Confirmations(*federation.round.confirmations_for(silo.name)))
+            fed(silo, GetUpdate, Concluded(outcome(federation), None, "running") if told_first else NO)
+            fed(silo, Reveal, answer)
+
+
 def lies_along_the_way() -> None:
     federation, silo = newcomer()
     federation.until(Phase.SUBMIT)
@@ -376,6 +403,8 @@ SCENES = (
     settling,
     training,
     proposing,
+    submitting,
+    revealing,
     lies_along_the_way,
     nobody_knows_how_it_ended,
 )

@@ -156,7 +156,8 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         driver = self._run(request.run, request.round)
         if request.HasField("statement"):
             await self._take_statement(driver, request)
-        await self._note_withdrawal(driver, request.round)
+        if not request.omit_agreement:  # who holds the agreement is revealing, and asks behind it
+            await self._note_withdrawal(driver, request.round)
         update = await driver.update(request.round)
         if update is None:
             raise OutOfPhaseError(f"round {request.round} is still open; ask again", reason="NOT_YET")
