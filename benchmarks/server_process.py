@@ -60,6 +60,7 @@ def install_timers() -> None:
     )
     places: list[tuple[Any, str, str]] = [
         *((SqlStore, name, "database") for name in stored),
+        (SqlStore, "add_reports", "reports of silos"),
         (RunRecords, "commit", "database"),
         (FolderModelStore, "put", "model files"),
         (FolderModelStore, "delete", "model files"),

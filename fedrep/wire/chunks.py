@@ -23,19 +23,19 @@ class Assembler:
     def __init__(self, size: int, sha256: bytes, limit: int, what: str) -> None:
         if size > limit:
             raise DecodeError(f"{what}: {size} bytes announced, at most {limit} are possible here", reason="TOO_LARGE")
-        self._size = size
+        self.size = size
         self._sha256 = sha256
         self._what = what
         self._data = bytearray()  # not a list of chunks: millions of tiny ones would cost many times their bytes
 
     def add(self, chunk: bytes) -> None:
-        if len(self._data) + len(chunk) > self._size:
-            raise DecodeError(f"{self._what}: more bytes than the {self._size} announced", reason="TOO_LARGE")
+        if len(self._data) + len(chunk) > self.size:
+            raise DecodeError(f"{self._what}: more bytes than the {self.size} announced", reason="TOO_LARGE")
         self._data += chunk
 
     def finish(self) -> bytes:
-        if len(self._data) != self._size:
-            message = f"{self._what}: the stream ended after {len(self._data)} of {self._size} bytes"
+        if len(self._data) != self.size:
+            message = f"{self._what}: the stream ended after {len(self._data)} of {self.size} bytes"
             raise DecodeError(message, reason="TRUNCATED")
         data = bytes(self._data)
         if not hmac.compare_digest(hashlib.sha256(data).digest(), self._sha256):

@@ -31,6 +31,7 @@ from fedrep_server.rounds.coordinator import Coordinator
 from fedrep_server.rounds.run_driver import RunDriver
 
 Context = Any
+INLINE_BYTES = 1 << 18  # are put together and hashed in less time than a thread takes
 
 
 def may_know(driver: RunDriver) -> bool:
@@ -286,4 +287,4 @@ async def collect(requests: AsyncIterator[Any], assembler: Assembler) -> bytes:
         if request.WhichOneof("part") != "chunk":
             raise DecodeError("after its header a stream holds chunks only", reason="MALFORMED")
         assembler.add(request.chunk)
-    return await asyncio.to_thread(assembler.finish)
+    return assembler.finish() if assembler.size <= INLINE_BYTES else await asyncio.to_thread(assembler.finish)

@@ -31,10 +31,11 @@ from fedrep_server.config import ServerSettings
 from fedrep_server.rounds.interpreter import RoundListener
 from fedrep_server.rounds.model_store import ModelStore, StoredModel
 from fedrep_server.rounds.records import FLOAT_BYTES, RunRecords
+from fedrep_server.rounds.report_desk import ReportDesk
 from fedrep_server.rounds.run_driver import RunDriver
 from fedrep_server.rounds.seal import Seal
 from fedrep_server.rounds.watchers import Watchers
-from fedrep_server.store import NewEvent, NewModel, Store, StoredRun
+from fedrep_server.store import NewEvent, NewModel, Report, Store, StoredRun
 
 log = structlog.get_logger(__name__)
 
@@ -61,6 +62,7 @@ class Coordinator:
         self._drivers: dict[str, RunDriver] = {}
         self._by_hash: dict[bytes, RunDriver] = {}
         self._certificates: dict[bytes, bytes] = {}
+        self._desk = ReportDesk(store)
         self._reported: dict[tuple[str, str], pb.ReportMetricsRequest] = {}
         self._seen: dict[tuple[str, str], tuple[str, float, float]] = {}
         self._problems: dict[tuple[str, str], tuple[int, int]] = {}
@@ -215,7 +217,7 @@ class Coordinator:
             metrics["model_version"] = request.model_version  # 0, the initial model, does not count as set
             best = Best.named(driver.records.options.best)
             metrics["score"] = best.score(metrics.get("accuracy"), metrics.get("loss"), metrics.get("metrics", {}))
-        await asyncio.to_thread(self.store.add_metrics, name, request.round, peer.identity.name, role, metrics)
+        await self._desk.add(name, Report(request.round, peer.identity.name, role, metrics))
         self._reported[reporter] = request
         if request.problem:
             driver.notes.say(SiloName(peer.identity.name), request.round, request.problem)

@@ -35,7 +35,19 @@ from fedrep.protocol.run_effects import (
     SetTimer,
     StartGrace,
 )
-from fedrep.protocol.run_events import Counted, CountUnknown, GraceOver, LineLost, RoundDue, RunEvent, Saved, TimedOut
+from fedrep.protocol.run_events import (
+    Counted,
+    CountUnknown,
+    GraceOver,
+    Joined,
+    Left,
+    LineBack,
+    LineLost,
+    RoundDue,
+    RunEvent,
+    Saved,
+    TimedOut,
+)
 from fedrep.protocol.server_run import ServerRun
 from fedrep_server.config import ServerSettings
 from fedrep_server.rounds.presence_notes import PresenceNotes
@@ -48,6 +60,10 @@ from fedrep_server.store import RoundRow
 log = structlog.get_logger(__name__)
 
 LONGEST_PAUSE = 30.0
+INLINE_PARAMETERS = 500_000  # a thread for each message of a small model costs more than the message
+
+
+_SMALL = (Confirmation, Abstention, Joined, Left, LineBack, LineLost)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +140,7 @@ class Interpreter:
 
     async def _receive(self, event: RunEvent) -> None:
         waited_for = self._proposers_waited_for()
-        effects = await asyncio.to_thread(self.machine.receive, event)
+        effects = self.machine.receive(event) if self._is_light(event) else await asyncio.to_thread(self.machine.receive, event)
         if isinstance(event, Proposal):
             self._time(waited_for & {event.silo})
         elif isinstance(event, TimedOut):
@@ -135,6 +151,10 @@ class Interpreter:
             self.notes.line_broke(event.silo)
         await self._carry_out(effects)
         self.notes.follow(self.machine.progress.attendance)
+
+    def _is_light(self, event: RunEvent) -> bool:
+        """Whether the event loop may spend the time: a signature or two, and at the end of a phase few passes over the model."""
+        return isinstance(event, _SMALL) or self.machine.rules.parameters <= INLINE_PARAMETERS
 
     @property
     def phase_began(self) -> float:

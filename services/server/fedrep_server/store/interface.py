@@ -16,6 +16,7 @@ from fedrep_server.store.rows import (
     NewEvent,
     NewModel,
     Progress,
+    Report,
     RoundCommit,
     RoundView,
     RunFigures,
@@ -75,6 +76,10 @@ class Store(Protocol):
 
     def add_metrics(self, run: str, number: int, reporter: str, role: str, metrics: Mapping[str, Any]) -> None:
         """`metrics` has the names of ReportMetricsRequest's fields; absent ones are left out or None."""
+        ...
+
+    def add_reports(self, run: str, together: Sequence[Report]) -> None:
+        """Of different reporters, in one transaction."""
         ...
 
     def touch_silo(self, run: str, name: str, software_version: str, certificate_expires: float, at: float) -> None: ...

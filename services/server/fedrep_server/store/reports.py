@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, bindparam, case, func, insert, select, update
+from sqlalchemy import Connection, Update, bindparam, case, func, insert, select, update
 
 from fedrep.errors import InvalidInputError
 from fedrep_server.store import models
-from fedrep_server.store.rows import LedgerEntry, SiloRow, Traffic
+from fedrep_server.store.rows import LedgerEntry, Report, SiloRow, Traffic
 from fedrep_server.store.runs import require
 from fedrep_server.store.tables import ledger, metrics, runs, silos
-from fedrep_server.store.values import LARGEST, clean, finite, insert_into, keys_of, larger, whole
+from fedrep_server.store.values import LARGEST, clean, finite, insert_for, insert_into, keys_of, larger, whole
 
 RECORDS = ("record_epsilon", "record_delta", "record_budget")
 _FLOATS = ("train_loss", "loss", "accuracy", "clip_rate", "train_seconds", "epsilon_total", "epsilon_budget", *RECORDS)
 _NUMBERS = ("model_version", "samples", "given_up")
 _TEXTS = ("drill", "problem")
-_COLUMNS = (*_FLOATS, *_NUMBERS, *_TEXTS, "figures", "record_none")
+_PLAIN = (*_FLOATS, *_NUMBERS, *_TEXTS, "record_none")
+_COLUMNS = (*_PLAIN, "figures")
 METRIC_NAMES = frozenset((*_FLOATS, *_NUMBERS, *_TEXTS, "metrics", "score", "record_none"))
 MOST_FIGURES, LONGEST_FIGURE = 64, 100
 
@@ -34,24 +36,38 @@ _CHARGE = (
 )
 
 
-def add_metrics(connection: Connection, run: str, number: int, reporter: str, role: str, reported: Mapping[str, Any]) -> None:
-    """A second report for the same round adds to the first: absent figures stay as they were."""
-    unknown = reported.keys() - METRIC_NAMES
-    if unknown:
-        raise InvalidInputError(f"metrics have no field {', '.join(sorted(unknown))}")
-    if not 0 <= number <= LARGEST:
-        raise InvalidInputError(f"metrics cannot belong to round {number}")
+def add_metrics(connection: Connection, run: str, reports: Sequence[Report]) -> None:
+    """Of different reporters. A second report for the same round adds to the first: absent figures stay as they were."""
+    for report in reports:
+        unknown = report.figures.keys() - METRIC_NAMES
+        if unknown:
+            raise InvalidInputError(f"metrics have no field {', '.join(sorted(unknown))}")
+        if not 0 <= report.number <= LARGEST:
+            raise InvalidInputError(f"metrics cannot belong to round {report.number}")
     require(connection, run)
-    values = _fit(reported)
-    statement = insert_into(connection, metrics).values(run=run, round=number, reporter=reporter, role=role, **values)
-    merged = {name: func.coalesce(statement.excluded[name], metrics.c[name]) for name in _COLUMNS}
-    connection.execute(statement.on_conflict_do_update(index_elements=keys_of(metrics), set_=merged))
-    if role == "silo":
-        _remember(connection, run, number, reporter, values)
-    version, accuracy = values.get("model_version"), values.get("accuracy")
-    score = finite(reported.get("score", accuracy))
-    if role == "evaluator" and version is not None and (accuracy is not None or score is not None):
-        models.score(connection, run, version, accuracy, score)
+    fitted = [(report, _fit(report.figures)) for report in sorted(reports, key=lambda report: report.reporter)]
+    for columns in (_PLAIN, _COLUMNS):  # JSON has a null of its own, so figures that are absent must not be named
+        rows = [
+            {"run": run, "round": report.number, "reporter": report.reporter, "role": report.role}
+            | {name: values.get(name) for name in columns}
+            for report, values in fitted
+            if ("figures" in values) is (columns is _COLUMNS)
+        ]
+        if rows:
+            connection.execute(_upsert(connection.dialect.name, columns), rows)
+    _remember(connection, run, [(report, values) for report, values in fitted if report.role == "silo"])
+    for report, values in fitted:
+        version, accuracy = values.get("model_version"), values.get("accuracy")
+        score = finite(report.figures.get("score", accuracy))
+        if report.role == "evaluator" and version is not None and (accuracy is not None or score is not None):
+            models.score(connection, run, version, accuracy, score)
+
+
+@cache
+def _upsert(dialect: str, columns: tuple[str, ...]) -> Any:
+    statement = insert_for(dialect, metrics)
+    merged = {name: func.coalesce(statement.excluded[name], metrics.c[name]) for name in columns}
+    return statement.on_conflict_do_update(index_elements=keys_of(metrics), set_=merged)
 
 
 def _fit(reported: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,36 +81,75 @@ def _fit(reported: Mapping[str, Any]) -> dict[str, Any]:
     return fitted | {name: clean(reported[name]) for name in _TEXTS if reported.get(name) is not None}
 
 
-def _remember(connection: Connection, run: str, number: int, silo: str, values: Mapping[str, Any]) -> None:
-    """The silo's row shows its latest report; one that comes late for an older round changes nothing there, and a problem is over
-    with the first report of a later round that has none. What it has spent never falls, whichever report said so: the ledger here
-    misses proposals that came late or were lost in a crash."""
-    _ensure(connection, run, [silo])
-    latest = {
-        name: values[name] for name in ("drill", "problem", "given_up", "epsilon_budget", "record_budget") if name in values
-    }
-    latest.setdefault("problem", case((silos.c.metrics_round < number, ""), else_=silos.c.problem))
-    own = (silos.c.run == run) & (silos.c.name == silo)
-    spent = values.get("epsilon_total")
-    if spent is not None:
-        connection.execute(update(silos).where(own).values(epsilon_reported=larger(silos.c.epsilon_reported, spent)))
-    _remember_records(connection, own, number, values)
-    connection.execute(update(silos).where(own, silos.c.metrics_round <= number).values(metrics_round=number, **latest))
+_OWN = (silos.c.run == bindparam("own_run"), silos.c.name == bindparam("own_name"))
+_LATER = silos.c.metrics_round <= bindparam("own_round")
+_DELTA = bindparam("own_delta", type_=silos.c.record_delta.type)
+_SPENT = bindparam("own_spent", type_=silos.c.epsilon_reported.type)
+
+# The silo's row shows its latest report; one that comes late for an older round changes nothing there, and a problem is over with
+# the first report of a later round that has none.
+_LATEST = (
+    update(silos)
+    .where(*_OWN, _LATER)
+    .values(
+        metrics_round=bindparam("own_round"),
+        problem=func.coalesce(
+            bindparam("own_problem", type_=silos.c.problem.type),
+            case((silos.c.metrics_round < bindparam("own_round"), ""), else_=silos.c.problem),
+        ),
+        **{
+            name: func.coalesce(bindparam(f"own_{name}", type_=silos.c[name].type), silos.c[name])
+            for name in ("drill", "given_up", "epsilon_budget", "record_budget")
+        },
+    )
+)
+# What it has spent never falls, whichever report said so: the ledger misses proposals that came late or were lost in a crash.
+_HAS_SPENT = update(silos).where(*_OWN).values(epsilon_reported=larger(silos.c.epsilon_reported, _SPENT))
+# At one delta the figure never falls; at another it is another figure. Once "none", always none.
+_NO_RECORDS = update(silos).where(*_OWN).values(record_none=True)
+_SAME_DELTA = (
+    update(silos).where(*_OWN, silos.c.record_delta == _DELTA).values(record_epsilon=larger(silos.c.record_epsilon, _SPENT))
+)
+_OTHER_DELTA = (
+    update(silos)
+    .where(*_OWN, _LATER, silos.c.record_delta.is_(None) | (silos.c.record_delta != _DELTA))
+    .values(record_epsilon=_SPENT, record_delta=_DELTA)
+)
 
 
-def _remember_records(connection: Connection, own: ColumnElement[bool], number: int, values: Mapping[str, Any]) -> None:
-    """At one delta the figure never falls; at another it is another figure. Once "none", always none."""
-    if values.get("record_none"):
-        connection.execute(update(silos).where(own).values(record_none=True))
-    spent = values.get("record_epsilon")
-    if spent is None:
-        return
-    delta = values.get("record_delta") or 0.0
-    same = silos.c.record_delta == delta
-    connection.execute(update(silos).where(own, same).values(record_epsilon=larger(silos.c.record_epsilon, spent)))
-    other = silos.c.record_delta.is_(None) | (silos.c.record_delta != delta)
-    connection.execute(
-        update(silos).where(own, other, silos.c.metrics_round <= number).values(record_epsilon=spent, record_delta=delta)
+def _remember(connection: Connection, run: str, reported: Sequence[tuple[Report, Mapping[str, Any]]]) -> None:
+    _ensure(connection, run, [report.reporter for report, _ in reported])
+
+    def carry_out(statement: Update, figure: str | None, details: Callable[[Report, Mapping[str, Any]], dict[str, Any]]) -> None:
+        rows = [
+            {"own_run": run, "own_name": report.reporter, **details(report, values)}
+            for report, values in reported
+            if figure is None or values.get(figure) is not None
+        ]
+        if rows:
+            connection.execute(statement, rows)
+
+    carry_out(_HAS_SPENT, "epsilon_total", lambda _, values: {"own_spent": values["epsilon_total"]})
+    carry_out(_NO_RECORDS, "record_none", lambda _report, _values: {})
+    carry_out(
+        _SAME_DELTA,
+        "record_epsilon",
+        lambda _, values: {"own_spent": values["record_epsilon"], "own_delta": values.get("record_delta") or 0.0},
+    )
+    carry_out(
+        _OTHER_DELTA,
+        "record_epsilon",
+        lambda report, values: {
+            "own_spent": values["record_epsilon"],
+            "own_delta": values.get("record_delta") or 0.0,
+            "own_round": report.number,
+        },
+    )
+    shown = ("problem", "drill", "given_up", "epsilon_budget", "record_budget")
+    carry_out(
+        _LATEST,
+        None,
+        lambda report, values: {"own_round": report.number} | {f"own_{name}": values.get(name) for name in shown},
     )
 
 
@@ -150,8 +205,12 @@ def add_traffic(connection: Connection, run: str, traffic: Mapping[str, Traffic]
 
 def _ensure(connection: Connection, run: str, names: Sequence[str]) -> None:
     if names:
-        statement = insert_into(connection, silos).values([{"run": run, "name": name} for name in names])
-        connection.execute(statement.on_conflict_do_nothing())
+        connection.execute(_known(connection.dialect.name), [{"run": run, "name": name} for name in names])
+
+
+@cache
+def _known(dialect: str) -> Any:
+    return insert_for(dialect, silos).on_conflict_do_nothing()
 
 
 def silo_rows(connection: Connection, run: str) -> list[SiloRow]:

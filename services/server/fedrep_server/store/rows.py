@@ -259,3 +259,13 @@ class Retention:
 
     update_payloads: int = 200
     events: int = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What one silo or evaluator says about one round; `figures` has the names of ReportMetricsRequest's fields."""
+
+    number: int
+    reporter: str
+    role: str
+    figures: Mapping[str, Any]

@@ -14,6 +14,7 @@ from fedrep_server.store.rows import (
     NewEvent,
     NewModel,
     Progress,
+    Report,
     Retention,
     RoundCommit,
     RoundView,
@@ -127,8 +128,11 @@ class SqlStore:
             return rounds.stored_statements(connection, run, whole(number))
 
     def add_metrics(self, run: str, number: int, reporter: str, role: str, metrics: Mapping[str, Any]) -> None:
+        self.add_reports(run, [Report(number, reporter, role, metrics)])
+
+    def add_reports(self, run: str, together: Sequence[Report]) -> None:
         with self.database.write() as connection:
-            reports.add_metrics(connection, run, number, reporter, role, metrics)
+            reports.add_metrics(connection, run, together)
 
     def touch_silo(self, run: str, name: str, software_version: str, certificate_expires: float, at: float) -> None:
         with self.database.write() as connection:

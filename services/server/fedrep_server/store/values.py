@@ -39,8 +39,12 @@ def larger(maybe: ColumnElement[Any], other: ColumnElement[Any] | float) -> Colu
 
 
 def insert_into(connection: Connection, table: Table) -> sqlite.Insert | postgresql.Insert:
+    return insert_for(connection.dialect.name, table)
+
+
+def insert_for(dialect: str, table: Table) -> sqlite.Insert | postgresql.Insert:
     """An INSERT that knows ON CONFLICT, which both databases spell alike and SQLAlchemy keeps per dialect."""
-    return sqlite.insert(table) if connection.dialect.name == "sqlite" else postgresql.insert(table)
+    return sqlite.insert(table) if dialect == "sqlite" else postgresql.insert(table)
 
 
 def keys_of(table: Table) -> list[str]:
