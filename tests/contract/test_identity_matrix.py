@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedrep.protocol.silo_trust import check_round_signature
+from fedrep.wire import codec
 from fedrep.wire.v1 import federation_pb2, observer_pb2
 from fedrep.wire.v1.federation_pb2_grpc import FederationServiceStub
 from fedrep.wire.v1.observer_pb2_grpc import ObserverServiceStub
@@ -140,7 +141,7 @@ def test_another_silos_certificate_does_not_make_its_words_ones_own(guarded: Liv
     """Each message of silo-d, word for word, sent over the connection of silo-c or of a silo outside the run."""
     driver = guarded.driver(RUN)
     victim = MiniSilo("silo-d", guarded.people.credentials["silo-d"].key_pem, guarded.channel("silo-d"))
-    victim.run = driver.run
+    victim.run, victim.rules = driver.run, codec.run_manifest_to_wire(driver.manifest)
     victim.enter(wait_for_round(guarded, RUN))
     sent = victim.proposal(range(victim.manifest.per_silo))
     before = guarded.snapshot(RUN)

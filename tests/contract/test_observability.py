@@ -155,7 +155,7 @@ def test_probes_metrics_and_reflection_tell_what_they_should(people: People, tmp
                 assert health.Check(health_pb2.HealthCheckRequest(service=name)).status == 1
             stub: Any = FederationServiceStub(plain)  # type: ignore[no-untyped-call]
             with pytest.raises(grpc.RpcError) as caught:
-                stub.Join(pb.JoinRequest(run_name="measured", protocol_version=2))
+                stub.Join(pb.JoinRequest(run_name="measured", protocol_version=3))
             assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
         reflection: Any = reflection_pb2_grpc.ServerReflectionStub(live.channel("viewer"))
         asked = iter([reflection_pb2.ServerReflectionRequest(list_services="")])

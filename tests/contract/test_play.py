@@ -92,7 +92,7 @@ def test_a_method_that_its_role_may_not_call_is_refused_within_play_too(server: 
     try:
         request = pb.GetConsensusRequest(run=run, round=1)
         assert refusal(lambda: list(stub.GetConsensus(request))) == ("PERMISSION_DENIED", "WRONG_ROLE")
-        assert stub.Join(pb.JoinRequest(run_name=run_name, protocol_version=2)).last_round == 0, "the stream goes on"
+        assert stub.Join(pb.JoinRequest(run_name=run_name, protocol_version=3)).last_round == 0, "the stream goes on"
     finally:
         stub.close()
 
