@@ -116,7 +116,7 @@ def test_node_is_told_why_it_is_refused(server: LiveServer, run_name: str, node:
     viewer = node("viewer").stub("ObserverService")
     assert refusal(lambda: viewer.StopRun(observer_pb2.StopRunRequest(name=run_name)))[0] == "PERMISSION_DENIED"
     unknown = node(SILOS[0]).stub("FederationService")
-    status, reason = refusal(lambda: unknown.Join(pb.JoinRequest(run_name="no-such-run", protocol_version=2)))
+    status, reason = refusal(lambda: unknown.Join(pb.JoinRequest(run_name="no-such-run", protocol_version=3)))
     assert (status, bool(reason)) == ("NOT_FOUND", True)
 
 

@@ -86,7 +86,7 @@ def numbers() -> Iterator[tuple[str, bytes]]:
     shares = split(b"s" * 32, 2, 3, lambda size: b"\1" * size)
     yield "shamir", b"\2" + b"".join(bytes([point]) + share for point, share in enumerate(shares, start=1))
     peer = AgreementKey(SecretBytes(b"\5" * 32))
-    yield "sealed_share", peer.public + seal_share(peer, _OWN.public, b"c" * 32, "a", "b", shares[0], shares[1])
+    yield "sealed_share", peer.public + seal_share(peer.exchange(_OWN.public), b"c" * 32, "a", "b", shares[0], shares[1])
     for key in (generate_signing_key("p256"), generate_signing_key("ed25519")):
         yield "verify_key", key.verify_key.encoded
     data = b"0123456789"

@@ -103,7 +103,7 @@ def _combined(data: bytes) -> None:
 
 
 def _sealed(data: bytes) -> None:
-    open_share(_OWN, data[:32], b"c" * 32, "a", "b", data[32:])
+    open_share(_OWN.exchange(data[:32]), b"c" * 32, "a", "b", data[32:])
 
 
 def _streamed(data: bytes) -> None:

@@ -88,9 +88,9 @@ def answer_bytes(request: Request, answer: Answer) -> int:
         case Consensus():
             return codec.consensus_to_wire(answer).ByteSize() + len(answer.coordinates)
         case SurvivorSet():
-            return pb.GetSurvivorsResponse(survivors=codec.survivors_to_wire(answer)).ByteSize()
-        case Confirmations(signatures):
-            return pb.ConfirmSurvivorsResponse(signatures=codec.signatures_to_wire(signatures)).ByteSize()
+            return codec.told_survivors_to_wire(answer).ByteSize()
+        case Confirmations(signatures, macs):
+            return codec.confirmations_to_wire(signatures, macs).ByteSize()
         case Concluded(update, following, state):
             omit = isinstance(request, GetUpdate) and request.omit_agreement
             header, payload = codec.update_to_wire(update, omit_agreement=omit)
