@@ -133,6 +133,10 @@ fuzz: setup .bench/fuzz/atheris ## Fuzz every decoder, guided by coverage (SECON
 load: setup ## 64 silos that train nothing play rounds; shows where the time goes
 	$(BIN)/python -m benchmarks.load
 
+soak: setup ## 2,000 rounds on end with 32 silos, 200 with 128: memory, handles and cost have to stay flat (SOAK="--rounds 500")
+	@mkdir -p benchmarks/results
+	$(BIN)/python -m benchmarks.soak --json benchmarks/results/soak.json $(SOAK)
+
 chaos: setup ## Break a real federation in over 500 ways and check that nothing is lost, counted twice or revealed (CHAOS="--seed 7")
 	$(BIN)/python -m tests.chaos --json benchmarks/results/chaos.json $(CHAOS)
 	$(BIN)/python -m pytest tests/chaos/test_random_kills.py

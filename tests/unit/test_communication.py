@@ -109,11 +109,13 @@ def test_protection_is_the_size_of_the_real_messages(m: int, s: int) -> None:
             coordinates_size=10_000, coordinates_sha256=HASH, **QUESTION,
         ),
         ("SubmitMaskedShare", "up"): pb.SubmissionHeader(
-            signature=SIGNATURE, masked_size=27_000, masked_sha256=HASH, **QUESTION
+            signature=SIGNATURE, masked_size=27_000, masked_sha256=HASH, macs=b"m" * 16 * m, **QUESTION
         ),
-        ("GetSurvivors", "down"): pb.GetSurvivorsResponse(survivors=survivor_set(buffer_sizes)),
-        ("ConfirmSurvivors", "up"): pb.ConfirmSurvivorsRequest(signature=SIGNATURE, **QUESTION),
-        ("ConfirmSurvivors", "down"): pb.ConfirmSurvivorsResponse(signatures=signatures),
+        ("GetSurvivors", "down"): pb.GetSurvivorsResponse(
+            survivors=survivor_set(buffer_sizes), macs=b"m" * 16 * m
+        ),
+        ("ConfirmSurvivors", "up"): pb.ConfirmSurvivorsRequest(signature=SIGNATURE, macs=b"m" * 16 * m, **QUESTION),
+        ("ConfirmSurvivors", "down"): pb.ConfirmSurvivorsResponse(signatures=signatures, macs=b"m" * 16 * m),
         ("RevealShares", "up"): pb.RevealSharesRequest(
             shares=[pb.RevealedShare(dealer=NAME, secret=pb.SECRET_KIND_SEED, share=b"e" * 33)] * m, **QUESTION
         ),
