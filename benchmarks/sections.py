@@ -206,8 +206,8 @@ def chaos(figures: Figures) -> list[str]:
     notes = "".join(f" Left out: {text}." for text in figures["missing"])
     told = (
         f"{figures['faults']} faults from seed {figures['seed']} in {figures['seconds'] / 60:.0f} minutes, "
-        f"{figures['restarts']} restarts; {rounds[0]} rounds applied, {rounds[1]} skipped; submissions: {fates}; after the last fault all silos were back within "
-        f"{figures['recovery_seconds']:.0f} s. {held}{notes}"
+        f"{figures['restarts']} restarts; {rounds[0]} rounds applied, {rounds[1]} skipped; submissions: {fates}; "
+        f"after the last fault all silos were back within {figures['recovery_seconds']:.0f} s. {held}{notes}"
     )
     header = ["fault", "injected", "rounds lost", "next applied round, median s", "worst s"]
     return [prose(CHAOS), "", *table(header, rows), "", prose(told)]
