@@ -16,7 +16,6 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_der_public_key
 
 from fedrep.errors import CryptoError, InvalidInputError
@@ -232,9 +231,12 @@ class AgreementKey:
 
 
 def derive(secret: SecretBytes, label: str, *context: Field) -> bytes:
-    """HKDF-SHA256: 32 bytes that depend on the secret, on what they are for, and on the whole context."""
-    kdf = HKDF(algorithm=_SHA256, length=KEY_BYTES, salt=None, info=encode(label, *context))
-    return kdf.derive(secret.reveal())
+    """HKDF-SHA256 (RFC 5869, no salt): 32 bytes that depend on the secret, on what they are for, and on the whole context.
+
+    One block is all of its output, so its two steps are one HMAC each; hundreds are derived in a round.
+    """
+    extracted = hmac.digest(bytes(32), secret.reveal(), "sha256")
+    return hmac.digest(extracted, encode(label, *context) + b"\1", "sha256")
 
 
 def expand(secret: SecretBytes, label: str, *context: Field) -> bytes:

@@ -66,10 +66,13 @@ def self_mask(seed: SecretBytes, name: str, c2: bytes, buffer: int) -> Mask:
 class MaskStream:
     """Masks a vector that arrives in pieces: each `apply` continues the keystreams where the last one stopped."""
 
-    def __init__(self, masks: Sequence[Mask], dtype: RingDtype, *, negate: bool = False, first_block: int = 0) -> None:
+    def __init__(
+        self, masks: Sequence[Mask], dtype: RingDtype, *, negate: bool = False, first_block: int = 0, expected: int = 0
+    ) -> None:
+        """`expected` is how many bytes the whole vector has, where that is known."""
         self._dtype = _checked_dtype(dtype)
         self._streams = [
-            (Keystream(mask.key, first_block), np.subtract if (mask.sign < 0) != negate else np.add) for mask in masks
+            (Keystream(mask.key, first_block, expected), np.subtract if (mask.sign < 0) != negate else np.add) for mask in masks
         ]
         self._scratch = np.empty(0, dtype=np.uint8)
 
@@ -98,8 +101,8 @@ class MaskedCopy:
     def __init__(self, masks: Sequence[Mask], dtype: RingDtype, count: int) -> None:
         if not masks:
             raise InvalidInputError("a vector without any mask is never sent")
-        self._stream = MaskStream(masks, dtype)
         self._masked = np.empty(count, dtype=_checked_dtype(dtype))
+        self._stream = MaskStream(masks, dtype, expected=self._masked.nbytes)
         self._filled = 0
 
     def append(self, chunk: RingVector) -> None:
@@ -128,7 +131,7 @@ def add_masks(vector: RingVector, masks: Sequence[Mask], *, negate: bool = False
         raise InvalidInputError(f"masking needs at least one thread, not {threads}")
     workers = min(threads, max(1, vector.nbytes // _BYTES_PER_THREAD))
     if workers == 1:
-        MaskStream(masks, dtype, negate=negate).apply(vector)
+        MaskStream(masks, dtype, negate=negate, expected=vector.nbytes).apply(vector)
         return
     blocks = -(-vector.nbytes // (BLOCK_BYTES * workers))
     step = blocks * BLOCK_BYTES // dtype.itemsize

@@ -11,7 +11,11 @@ from typing import cast
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedrep.errors import CryptoError, InvalidInputError
 from fedrep.secagg.keys import (
@@ -279,3 +283,10 @@ def test_every_part_of_the_context_changes_the_derived_key() -> None:
 def test_a_commitment_is_a_tagged_hash_of_the_secret() -> None:
     assert commitment(b"seed") == hashlib.sha256(encode("fedrep/v1", "commitment", b"seed")).digest()
     assert commitment(b"seed") != commitment(b"Seed")
+
+
+@given(secret=st.binary(min_size=1, max_size=80), label=st.text(max_size=20), context=st.binary(max_size=40))
+def test_derived_keys_are_hkdf_sha256(secret: bytes, label: str, context: bytes) -> None:
+    """The reference is `cryptography`'s."""
+    kdf = HKDF(algorithm=SHA256(), length=32, salt=None, info=encode(label, context))
+    assert derive(SecretBytes(secret), label, context) == kdf.derive(secret)

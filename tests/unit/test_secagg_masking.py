@@ -8,6 +8,9 @@ from collections.abc import Iterable
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
+from cryptography.hazmat.primitives.ciphers.modes import CTR
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -15,7 +18,7 @@ from numpy.typing import NDArray
 from fedrep.coding import encode_values
 from fedrep.errors import InvalidInputError
 from fedrep.secagg.keys import AgreementKey, SecretBytes, derive
-from fedrep.secagg.keystream import PIECE_BYTES, Keystream
+from fedrep.secagg.keystream import LONG_STREAM, PIECE_BYTES, Keystream
 from fedrep.secagg.masking import Mask, MaskedCopy, MaskStream, RingVector, add_masks, pair_mask, ring_dtype, self_mask
 
 C2 = b"\x02" * 32
@@ -366,3 +369,21 @@ def test_a_mask_does_not_show_its_key() -> None:
 def test_a_key_of_another_length_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="32 bytes"):
         add_masks(np.zeros(8, dtype=ring_dtype(16)), [Mask(SecretBytes(b"k" * 16), 1)])
+
+
+@pytest.mark.parametrize("expected", [0, LONG_STREAM])
+@pytest.mark.parametrize("first_block", [0, 1, 2, 3, 700])
+@pytest.mark.parametrize("pieces", [[5, 11, 16, 1, 31, 64, 4096], [PIECE_BYTES, PIECE_BYTES, 7], [32, 32], [0, 33]])
+def test_a_keystream_is_counter_mode_wherever_it_starts_and_however_it_is_cut(
+    expected: int, first_block: int, pieces: list[int]
+) -> None:
+    """The reference is plain AES-256-CTR of `cryptography`."""
+    key = bytes(range(32))
+    stream = Keystream(SecretBytes(key), first_block, expected)
+    parts = []
+    for size in pieces:
+        scratch = np.full(size, 0xAA, dtype=np.uint8)
+        stream.fill(scratch)
+        parts.append(scratch.tobytes())
+    counter = Cipher(AES(key), CTR(first_block.to_bytes(16, "big"))).encryptor()
+    assert b"".join(parts) == counter.update(bytes(sum(pieces)))
