@@ -151,6 +151,7 @@ def main() -> int:
     parser.add_argument("--axis", nargs="*", choices=list(AXES), default=list(AXES))
     parser.add_argument("--repeats", type=int, default=2, help="turns of each point")
     parser.add_argument("--quick", action="store_true", help="the small end of each axis, one turn")
+    parser.add_argument("--parameters-at-most", type=float, default=math.inf, help="leave out models larger than this")
     parser.add_argument("--point", help=argparse.SUPPRESS)
     add_options(parser, RESULTS)
     options = parser.parse_args()
@@ -161,7 +162,7 @@ def main() -> int:
     for turn in range(1, 2 if options.quick else options.repeats + 1):
         for axis in options.axis:
             for value, point in AXES[axis].items():
-                if not options.quick or value in QUICK[axis]:
+                if point.parameters <= options.parameters_at_most and (not options.quick or value in QUICK[axis]):
                     wanted[f"{point.name}, turn {turn}"] = point
     steps = Steps(Path(options.json), options.seconds, fresh=options.fresh)
     complete = steps.play((name, lambda point=point: measured_apart(point)) for name, point in wanted.items())  # type: ignore[misc]
