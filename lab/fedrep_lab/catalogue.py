@@ -11,13 +11,15 @@ from __future__ import annotations
 import itertools
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from fedrep.errors import SettingsError
 from fedrep_lab.cell import Cell, cell_from
+from fedrep_lab.results import Result
+from fedrep_lab.tuning import chosen_rate, tuning_cells
 
 FOLDER = Path(__file__).parent / "experiments"
 PRESETS_FILE = Path(__file__).parent / "presets.toml"
@@ -54,8 +56,14 @@ class Experiment:
     figure: Figure
     tables: Mapping[str, Any]
 
-    def cells(self, preset: str, changes: Mapping[str, Any] | None = None) -> list[Cell]:
-        """`changes` come from the command line and win over everything, grids included."""
+    def cells(
+        self, preset: str, changes: Mapping[str, Any] | None = None, tuned: Mapping[str, Result] | None = None
+    ) -> list[Cell]:
+        """`changes` come from the command line and win over everything, grids included.
+
+        Where a preset tunes and nothing here names a rate, a cell has the rate that `tuned`, the finished cells of `tuning`, give
+        to its method; cells whose method has not been tuned yet are left out, unless there is no `tuned` at all.
+        """
         presets = load_presets()
         if preset not in presets:
             raise SettingsError(f"There is no preset {preset!r}; choose {', '.join(presets)}.")
@@ -66,6 +74,8 @@ class Experiment:
         shared = {**self.tables.get("cells", {}), **presets[preset].get("cells", {}), **own}
         changes = dict(changes or {})
         grid = {name: values for name, values in grid.items() if name not in changes}
+        table = presets[preset].get("tuning")
+        also = self.tables.get("tuning", {}).get("also", ())
         found: dict[str, Cell] = {}
         for variant in variants:
             for point in itertools.product(*grid.values()):
@@ -74,7 +84,27 @@ class Experiment:
                 for name, most in limits.items():
                     settings[name] = min(settings.get(name, getattr(Cell, name)), most)
                 cell = cell_from(settings, f"The experiment {self.name}")
+                if table is not None and tuned is not None and "rate" not in settings and cell.task == "train":
+                    rate = chosen_rate(tuning_cells(cell, table, also), tuned)
+                    if rate is None:
+                        continue
+                    cell = replace(cell, rate=rate)
                 found[cell.key()] = cell
+        return list(found.values())
+
+    def tuning(self, preset: str, changes: Mapping[str, Any] | None = None) -> list[Cell]:
+        """What must be run before the rates of these cells are known."""
+        table = load_presets()[preset].get("tuning")
+        if table is None:
+            return []
+        own, also = self.tables.get(preset, {}), self.tables.get("tuning", {}).get("also", ())
+        named = {**self.tables.get("cells", {}), **self.tables.get("grid", {}), **own, **own.get("grid", {}), **(changes or {})}
+        if "rate" in named:
+            return []
+        variants = own.get("variants") or self.tables.get("variants") or [{}]
+        if all("rate" in variant for variant in variants):
+            return []
+        found = {cell.key(): cell for one in self.cells(preset, changes) for cell in tuning_cells(one, table, also)}
         return list(found.values())
 
     def stated(self) -> list[Stated]:

@@ -14,6 +14,9 @@ from typing import Any
 
 from fedrep.errors import SettingsError
 
+PRECISIONS = ("float32", "bfloat16")
+JUDGED_ON = ("test", "validation")
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -53,6 +56,8 @@ class Cell:
     record_epsilon: float = 0.0  # of all rounds together, for one training record; 0: ordinary training
     record_delta: float = 1e-5
     clip_norm: float = 1.0  # C: no record's gradient is longer
+    precision: str = "float32"  # of the products while training; bfloat16 rounds their factors
+    judged_on: str = "test"  # or validation: images held out of the training ones
     evaluations: int = 20  # over the training, evenly
     evaluation_samples: int = 2000
     seed: int = 0
@@ -72,6 +77,8 @@ class Cell:
                 (not 0 <= self.absence < 1, f"absence is {self.absence}; it must lie in [0, 1)"),
                 (self.record_epsilon < 0, f"record_epsilon is {self.record_epsilon}; it is positive, or 0 for ordinary training"),
                 (self.clip_norm <= 0, f"clip_norm is {self.clip_norm}; it must be positive"),
+                (self.precision not in PRECISIONS, f"precision is {self.precision!r}; choose from {', '.join(PRECISIONS)}"),
+                (self.judged_on not in JUDGED_ON, f"judged_on is {self.judged_on!r}; choose from {', '.join(JUDGED_ON)}"),
                 (self.rounds < 1 and self.epochs <= 0, "either rounds or epochs must be positive"),
             )
             if wrong

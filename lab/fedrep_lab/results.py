@@ -29,6 +29,7 @@ _DECIDING_MODULES = (
     "attendance",
     "cell",
     "clipped_sums",
+    "layers",
     "leaks",
     "lying_server",
     "measurements",
@@ -92,6 +93,16 @@ class ResultFolder:
 
     def has(self, experiment: str, preset: str, cell: Cell) -> bool:
         return self.path(experiment, preset, cell).is_file()
+
+    def adopt(self, experiment: str, preset: str, cell: Cell) -> bool:
+        """Take over the same cell from another experiment, where it has been run; False if nobody has."""
+        own = self.path(experiment, preset, cell)
+        for path in sorted((self.root / preset).glob(f"*/{cell.key()}.json")):
+            record = {**json.loads(path.read_text()), "experiment": experiment}
+            own.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(own, (json.dumps(record, allow_nan=False) + "\n").encode(), mode=0o644)
+            return True
+        return False
 
     def save(self, experiment: str, preset: str, cell: Cell, outcome: Mapping[str, Any]) -> None:
         path = self.path(experiment, preset, cell)

@@ -11,9 +11,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from fedrep.errors import SettingsError
+from fedrep_lab import tuning
 from fedrep_lab.catalogue import Experiment
+from fedrep_lab.cell import Cell
 from fedrep_lab.engines import Job, run_here, run_in_pool, run_on_ray
 from fedrep_lab.results import ResultFolder
+from fedrep_lab.tuning import by_key
 
 
 @dataclass(frozen=True)
@@ -28,18 +31,30 @@ class Plan:
     device: str = "cpu"
     changes: Mapping[str, Any] | None = None
 
+    def job(self, experiment: str, cell: Cell) -> Job:
+        return Job(experiment, self.preset, cell, self.folder, self.data_dir, self.device)
+
 
 def missing_jobs(experiments: Sequence[Experiment], plan: Plan) -> tuple[list[Job], int]:
-    """The cells still to be run, and how many are already there."""
+    """The cells still to be run, all of one seed before those of the next, and how many are already there."""
     results = ResultFolder(plan.folder)
-    jobs, present = [], 0
+    tuned = by_key(results.load(tuning.NAME, plan.preset))
+    jobs: dict[str, Job] = {}
+    present = 0
     for experiment in experiments:
-        for cell in experiment.cells(plan.preset, plan.changes):
-            if results.has(experiment.name, plan.preset, cell):
+        for cell in experiment.cells(plan.preset, plan.changes, tuned):
+            if results.has(experiment.name, plan.preset, cell) or results.adopt(experiment.name, plan.preset, cell):
                 present += 1
-            else:
-                jobs.append(Job(experiment.name, plan.preset, cell, plan.folder, plan.data_dir, plan.device))
-    return jobs, present
+            else:  # what two experiments share is run once, and adopted afterwards
+                jobs.setdefault(cell.key(), plan.job(experiment.name, cell))
+    return sorted(jobs.values(), key=lambda job: job.cell.seed), present
+
+
+def missing_tuning(experiments: Sequence[Experiment], plan: Plan) -> list[Job]:
+    """What decides the rates, and has not been run yet."""
+    results = ResultFolder(plan.folder)
+    cells = {cell.key(): cell for experiment in experiments for cell in experiment.tuning(plan.preset, plan.changes)}
+    return [plan.job(tuning.NAME, cell) for cell in cells.values() if not results.has(tuning.NAME, plan.preset, cell)]
 
 
 def run_experiments(experiments: Sequence[Experiment], plan: Plan, console: Console) -> dict[str, Any]:
@@ -47,21 +62,37 @@ def run_experiments(experiments: Sequence[Experiment], plan: Plan, console: Cons
         raise SettingsError(f"There is no engine {plan.engine!r}; choose local or ray.")
     if plan.processes < 1:
         raise SettingsError(f"--jobs is {plan.processes}; at least one cell must run at a time.")
-    jobs, present = missing_jobs(experiments, plan)
+    names = [experiment.name for experiment in experiments]
     try:
-        with Bars(jobs, console) as bars:
-            if plan.engine == "ray":
-                run_on_ray(jobs, bars.report, plan.processes)
-            elif plan.processes == 1:
-                run_here(jobs, bars.report)
-            else:
-                run_in_pool(jobs, bars.report, plan.processes)
+        tried = missing_tuning(experiments, plan)
+        _run(tried, plan, console)
+        jobs, present = missing_jobs(experiments, plan)
+        _run(jobs, plan, console)
     finally:
         # Also after Ctrl-C: the tables hold what is finished, and the next run takes up the rest.
-        for experiment in experiments:
-            ResultFolder(plan.folder).write_tables(experiment.name, plan.preset)
-    names = [experiment.name for experiment in experiments]
-    return {"preset": plan.preset, "experiments": names, "ran": len(jobs), "present": present, "folder": str(plan.folder)}
+        missing_jobs(experiments, plan)  # adopts what experiments share
+        for name in (tuning.NAME, *names):
+            ResultFolder(plan.folder).write_tables(name, plan.preset)
+    return {
+        "preset": plan.preset,
+        "experiments": names,
+        "ran": len(jobs),
+        "tuned": len(tried),
+        "present": present,
+        "folder": str(plan.folder),
+    }
+
+
+def _run(jobs: Sequence[Job], plan: Plan, console: Console) -> None:
+    if not jobs:
+        return
+    with Bars(jobs, console) as bars:
+        if plan.engine == "ray":
+            run_on_ray(jobs, bars.report, plan.processes)
+        elif plan.processes == 1:
+            run_here(jobs, bars.report)
+        else:
+            run_in_pool(jobs, bars.report, plan.processes)
 
 
 class Bars:

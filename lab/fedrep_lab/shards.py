@@ -28,11 +28,22 @@ Matrix = NDArray[np.float32]
 Vector = NDArray[np.float32]
 
 
+_HELD_OUT = 10  # one training image in so many is for validation
+
+
 @lru_cache(maxsize=2)
-def load_dataset(name: str, data_dir: Path | None) -> ImageDataset:
+def load_dataset(name: str, data_dir: Path | None, judged_on: str = "test") -> ImageDataset:
+    """For `validation` part of the training images stand in for the test images, and nobody trains on them."""
     if name not in DATASETS:
         raise SettingsError(f"There is no data set {name!r}; choose from {', '.join(DATASETS)}.")
-    return DATASETS[name](data_dir, None)
+    dataset = DATASETS[name](data_dir, None)
+    if judged_on == "test":
+        return dataset
+    order = np.random.default_rng(0).permutation(len(dataset.train))  # the same for every seed
+    cut = len(order) // _HELD_OUT
+    held, left = (np.sort(places) for places in (order[:cut], order[cut:]))
+    train, test = (Images(dataset.train.pixels[places], dataset.train.labels[places]) for places in (left, held))
+    return replace(dataset, train=train, test=test)
 
 
 def rounds_of(cell: Cell, dataset: ImageDataset) -> int:
@@ -77,14 +88,15 @@ class Shards:
         self.settings = [trainer_settings(cell, dataset, silo, device) for silo in range(cell.m)]
         self.device = choose_device(device)
         self.plain = plain = Preparation(dataset.full_scale, dataset.mean, dataset.std, self.device)
-        varied = replace(plain, augment=self.settings[0].augments)
+        self._varied = replace(plain, augment=self.settings[0].augments)
+        self._everybody = Images(np.asarray(dataset.train.pixels), dataset.train.labels)  # no memmap: it slows every look
         self._held = shards = [shard_indices(settings, dataset) for settings in self.settings]
         self._images = [silo_images(cell, dataset, silo) for silo in range(cell.m)]
         self.samples = np.array([shard.size for shard in shards], dtype=np.int64)
         # Silos of one graph need batches of one size: that of the smallest shard, if it cannot fill a batch.
         size = min(cell.batch_size, int(self.samples.min()))
         self.sources = [
-            ImageBatches(self._images[silo], shard, varied, size, derived_seed(cell.seed, silo, 3))
+            ImageBatches(self._images[silo], shard, self._varied, size, derived_seed(cell.seed, silo, 3))
             for silo, shard in enumerate(shards)
         ]
         rng = np.random.default_rng([cell.seed, 4])
@@ -98,6 +110,17 @@ class Shards:
             loss=nn.CrossEntropyLoss(),
             settings=self.settings[0],
         )
+
+    def batches(self, number: int) -> tuple[Tensor, Tensor]:
+        """Everybody's batch of local step `number`: images (silos, batch, channels, height, width), and their labels."""
+        if self._varied.augment:
+            drawn = [source.batch(number) for source in self.sources]
+            return torch.stack([batch[0] for batch in drawn]), torch.stack([batch[1] for batch in drawn])
+        places = [source.places(number) for source in self.sources]
+        shape = (len(places), places[0].size)
+        pixels, _ = self.plain.batch(self._everybody, np.concatenate(places), None)
+        labels = np.concatenate([images.labels[where] for images, where in zip(self._images, places, strict=True)])
+        return pixels.view(*shape, *pixels.shape[1:]), torch.from_numpy(labels).to(self.device).view(shape)
 
     def images(self, silo: int, places: NDArray[np.int64]) -> Batch:
         """Some of a silo's images by their places in its shard, as they are."""

@@ -1,13 +1,14 @@
 """The m simulated silos as one object: what they would send after local training, and how good the model is.
 
-`StackedSilos` trains all of them in one graph per step (torch.func.vmap over stacked parameters); `LoopedSilos` keeps one
-TorchTrainer each, as the service does, and serves models with batch-norm statistics of their own. Both draw the same
+`LayeredSilos` trains all of them in one pass over the layers, where a model is a plain row of layers; `StackedSilos` in one graph
+(torch.func.vmap over stacked parameters), where it is not; `OneModuleSilos` one after the other with one module, where batch norm
+mixes the images of a batch; `LoopedSilos` keeps one TorchTrainer each, as the service does, to compare with. All draw the same
 batches from the same seeds as the service's trainers. `PrivateSilos` train by DP-SGD, where a cell has a record epsilon.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -21,6 +22,7 @@ from torch.func import grad_and_value, vmap
 from fedrep.errors import SettingsError
 from fedrep.sparsify import Coordinates
 from fedrep_lab.cell import Cell
+from fedrep_lab.layers import SiloGradients, layers_of
 from fedrep_lab.models import model_of
 from fedrep_lab.private_silos import PrivateSilos
 from fedrep_lab.shards import Matrix, Shards, Vector, flat_loss, load_dataset
@@ -28,6 +30,8 @@ from fedrep_trainers.datasets import ImageDataset
 from fedrep_trainers.schedule import learning_rate
 from fedrep_trainers.torch_trainer import TorchTrainer
 from fedrep_trainers.trainer import Evaluation
+
+_PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class Silos(Protocol):
@@ -47,27 +51,42 @@ class Silos(Protocol):
 
 
 def build_silos(cell: Cell, data_dir: Path | None, device: str = "cpu", engine: str = "auto") -> Silos:
-    dataset = load_dataset(cell.dataset, data_dir)
+    dataset = load_dataset(cell.dataset, data_dir, cell.judged_on)
     if cell.method == "central":  # one silo with all the data, and as many samples per step as all silos together
         cell = replace(cell, m=1, f=0, s=1, batch_size=cell.batch_size * cell.m)
     module = model_of(cell, dataset.input_shape, len(dataset.classes))
     if engine == "auto":
-        engine = "private" if cell.record_epsilon else "loop" if any(True for _ in module.buffers()) else "stack"
-    kinds: dict[str, Callable[..., Silos]] = {"loop": LoopedSilos, "stack": StackedSilos, "private": PrivateSilos}
+        engine = _engine_for(cell, module)
+    kinds: dict[str, Callable[..., Silos]] = {
+        "layers": LayeredSilos,
+        "stack": StackedSilos,
+        "one_module": OneModuleSilos,
+        "loop": LoopedSilos,
+        "private": PrivateSilos,
+    }
     return kinds[engine](cell, dataset, module, device)
 
 
-class StackedSilos:
+def _engine_for(cell: Cell, module: nn.Module) -> str:
+    if cell.record_epsilon:
+        return "private"
+    if any(True for _ in module.buffers()):
+        return "one_module"
+    return "stack" if layers_of(module) is None else "layers"
+
+
+class _StackedTraining:
+    """Local momentum SGD of all silos on one matrix, a row each; how a row's gradient is found is left open."""
+
     def __init__(self, cell: Cell, dataset: ImageDataset, module: nn.Module, device: str) -> None:
-        if any(True for _ in module.buffers()):
-            raise SettingsError(f"The model {cell.model} keeps statistics of its own, so its silos cannot share one graph.")
         self._cell = cell
         self._shards = Shards(cell, dataset, module, device)
         self.parameters = self._shards.judge.layout.size
         self.samples = self._shards.samples
-        self._momentum = torch.zeros(cell.m, self.parameters, device=self._shards.device) if cell.beta else None
+        shape = (cell.m, self.parameters)
+        self._momentum = torch.zeros(shape, device=self._shards.device) if cell.beta else None
+        self._gradient = torch.zeros(shape, device=self._shards.device)
         self._step = 0
-        self._gradients = vmap(grad_and_value(flat_loss(module)))
 
     def initial(self) -> Vector:
         return self._shards.judge.initial()
@@ -77,23 +96,95 @@ class StackedSilos:
 
     def updates(self, model: Vector, round_number: int, coordinates: Coordinates | None = None) -> Matrix:  # noqa: ARG002
         start = torch.from_numpy(np.array(model)).to(self._shards.device)
-        stacked = start.expand(self._cell.m, -1).clone()
         rate = learning_rate(self._shards.settings[0], round_number)
-        for _ in range(self._cell.interval):
-            batches = [source.batch(self._step) for source in self._shards.sources]
-            inputs = torch.stack([batch[0] for batch in batches])
-            targets = torch.stack([batch[1] for batch in batches])
-            gradient, _ = self._gradients(stacked, inputs, targets)
-            stacked.add_(self._direction(gradient), alpha=-rate)
-            self._step += 1
-        result: Matrix = torch.sub(start, stacked, out=stacked).cpu().numpy()
-        return result
+        moved = self._local_step(start.unsqueeze(0)) * rate
+        for _ in range(1, self._cell.interval):
+            moved.add_(self._local_step(start - moved), alpha=rate)
+        return moved.cpu().numpy()
 
-    def _direction(self, gradient: Tensor) -> Tensor:
-        """Equation (local_mSGD): m <- beta m + (1 - beta) grad."""
+    def state(self) -> dict[str, NDArray[np.generic]]:
+        state: dict[str, NDArray[np.generic]] = {"step": np.array(self._step)}
+        if self._momentum is not None:
+            state["momentum"] = self._momentum.cpu().numpy()
+        return state
+
+    def load_state(self, state: Mapping[str, NDArray[np.generic]]) -> None:
+        self._step = int(state["step"])
+        if self._momentum is not None:
+            self._momentum.copy_(torch.from_numpy(state["momentum"]))
+
+    def _local_step(self, models: Tensor) -> Tensor:
+        """Equation (local_mSGD): m <- beta m + (1 - beta) grad. `models` has one row for everybody, or one each."""
+        self._fill_gradient(models, *self._shards.batches(self._step))
+        self._step += 1
         if self._momentum is None:
-            return gradient
-        return self._momentum.mul_(self._cell.beta).add_(gradient, alpha=1.0 - self._cell.beta)
+            return self._gradient
+        return self._momentum.mul_(self._cell.beta).add_(self._gradient, alpha=1.0 - self._cell.beta)
+
+    def _fill_gradient(self, models: Tensor, inputs: Tensor, targets: Tensor) -> None:
+        raise NotImplementedError
+
+
+class LayeredSilos(_StackedTraining):
+    def __init__(self, cell: Cell, dataset: ImageDataset, module: nn.Module, device: str) -> None:
+        layers = layers_of(module, _PRECISIONS[cell.precision])
+        if layers is None:
+            raise SettingsError(
+                f"The model {cell.model} is no plain row of layers, so its silos cannot be trained layer by layer."
+            )
+        super().__init__(cell, dataset, module, device)
+        self._gradients = SiloGradients(layers)
+
+    def _fill_gradient(self, models: Tensor, inputs: Tensor, targets: Tensor) -> None:
+        self._gradients(models, inputs, targets, self._gradient)
+
+
+class StackedSilos(_StackedTraining):
+    def __init__(self, cell: Cell, dataset: ImageDataset, module: nn.Module, device: str) -> None:
+        if any(True for _ in module.buffers()):
+            raise SettingsError(f"The model {cell.model} keeps statistics of its own, so its silos cannot share one graph.")
+        super().__init__(cell, dataset, module, device)
+        self._gradients = vmap(grad_and_value(flat_loss(module)))
+
+    def _fill_gradient(self, models: Tensor, inputs: Tensor, targets: Tensor) -> None:
+        with _autocast(self._cell, self._shards.device):
+            self._gradient, _ = self._gradients(models.expand(self._cell.m, -1), inputs, targets)
+
+
+class OneModuleSilos(_StackedTraining):
+    """One module for all silos in turn. Batch norm takes the statistics of the silo's batch, as its own trainer would."""
+
+    def __init__(self, cell: Cell, dataset: ImageDataset, module: nn.Module, device: str) -> None:
+        super().__init__(cell, dataset, module, device)
+        own = model_of(cell, dataset.input_shape, len(dataset.classes)).to(self._shards.device)
+        self._module = own.to(memory_format=torch.channels_last).train()  # type: ignore[call-overload]  # torch's stub lacks it
+        self._parameters = [parameter for parameter in own.parameters() if parameter.requires_grad]
+        self._sizes = [parameter.numel() for parameter in self._parameters]
+
+    def _fill_gradient(self, models: Tensor, inputs: Tensor, targets: Tensor) -> None:
+        loaded = -1
+        for silo in range(len(inputs)):
+            row = silo if len(models) > 1 else 0
+            if row != loaded:
+                self._load(models[row])
+                loaded = row
+            images = inputs[silo].contiguous(memory_format=torch.channels_last)
+            with _autocast(self._cell, self._shards.device):
+                scores = self._module(images)
+            loss = nn.functional.cross_entropy(scores.float(), targets[silo])
+            for piece, gradient in zip(
+                torch.split(self._gradient[silo], self._sizes), torch.autograd.grad(loss, self._parameters), strict=True
+            ):
+                piece.view(gradient.shape).copy_(gradient)
+
+    def _load(self, model: Tensor) -> None:
+        with torch.no_grad():
+            for parameter, piece in zip(self._parameters, torch.split(model, self._sizes), strict=True):
+                parameter.copy_(piece.view(parameter.shape))
+
+
+def _autocast(cell: Cell, device: torch.device) -> torch.autocast:
+    return torch.autocast(device.type, torch.bfloat16, enabled=cell.precision == "bfloat16")
 
 
 class LoopedSilos:

@@ -16,7 +16,7 @@ from fedrep.errors import FedrepError, NonFiniteError, SettingsError
 from fedrep_lab.adversary import Adversary
 from fedrep_lab.cell import Cell
 from fedrep_lab.methods import METHODS
-from fedrep_lab.methods.interface import ATTACK, ChoosesAhead, Matrix, Setting, Step
+from fedrep_lab.methods.interface import ATTACK, ChoosesAhead, Matrix, Setting, Step, squares
 from fedrep_lab.shards import Vector, load_dataset, rounds_of
 from fedrep_lab.silos import Silos, build_silos
 
@@ -29,7 +29,7 @@ def play(cell: Cell, data_dir: Path | None, progress: Progress | None = None, de
         raise SettingsError(f"There is no method {cell.method!r}; choose from {', '.join(METHODS)}.")
     started, busy = time.perf_counter(), time.process_time()
     silos = build_silos(cell, data_dir, device)
-    dataset = load_dataset(cell.dataset, data_dir)
+    dataset = load_dataset(cell.dataset, data_dir, cell.judged_on)
     training = Training(replace(cell, rounds=rounds_of(cell, dataset), epochs=0.0), silos)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", AggregatorWarning)  # counted below, round by round
@@ -79,9 +79,10 @@ class Training:
         """One round; False if training has left the finite numbers, which ends it."""
         try:
             updates = self._trained(number) if self._unsent is None else self._unsent
-            if not np.isfinite(updates).all():
+            lengths = squares(updates)  # one entry that is not finite makes its row's so too
+            if not np.isfinite(lengths).all() and not np.isfinite(updates).all():
                 raise NonFiniteError("a silo's update is not finite")
-            self._lengths += float(np.linalg.norm(updates[0]))
+            self._lengths += float(np.sqrt(lengths[0]))
             step = self.method.step(updates, number)
             self._unsent = updates if step.skipped else None  # the same values again: nobody trains
             with np.errstate(over="ignore", invalid="ignore"):

@@ -16,7 +16,7 @@ from fedrep_lab.methods.fedrep import FedREP
 from fedrep_lab.methods.interface import Matrix, Method, Setting, Vector, buffer_groups
 from fedrep_lab.methods.ring import Ring
 from fedrep_lab.shards import load_dataset, silo_images
-from fedrep_lab.silos import LoopedSilos, StackedSilos, build_silos
+from fedrep_lab.silos import LayeredSilos, LoopedSilos, OneModuleSilos, StackedSilos, build_silos
 from fedrep_lab.simulation import Training
 
 TINY = Cell(
@@ -288,10 +288,13 @@ def test_unknown_attacks_and_impossible_cells_are_refused_with_the_choice() -> N
 
 
 @pytest.mark.parametrize(("interval", "beta"), [(1, 0.9), (3, 0.9), (2, 0.0)])
-def test_silos_trained_in_one_graph_send_what_a_loop_of_trainers_sends(interval: int, beta: float) -> None:
-    cell = replace(TINY, interval=interval, beta=beta, attack="labelflip", model="small_cnn", model_options={"width": 2})
-    stacked, looped = build_silos(cell, None, engine="stack"), build_silos(cell, None, engine="loop")
-    assert isinstance(stacked, StackedSilos)
+@pytest.mark.parametrize(("engine", "model_name"), [("layers", "small_cnn"), ("layers", "cnn"), ("stack", "small_cnn")])
+def test_silos_trained_in_one_pass_send_what_a_loop_of_trainers_sends(
+    engine: str, model_name: str, interval: int, beta: float
+) -> None:
+    cell = replace(TINY, interval=interval, beta=beta, attack="labelflip", model=model_name, model_options={"width": 2})
+    stacked, looped = build_silos(cell, None, engine=engine), build_silos(cell, None, engine="loop")
+    assert isinstance(stacked, LayeredSilos if engine == "layers" else StackedSilos)
     assert isinstance(looped, LoopedSilos)
     model = stacked.initial()
     assert np.array_equal(model, looped.initial())
@@ -301,6 +304,11 @@ def test_silos_trained_in_one_graph_send_what_a_loop_of_trainers_sends(interval:
         model = model - one.mean(axis=0)
 
 
-def test_a_model_with_batch_norm_is_trained_in_a_loop() -> None:
-    cell = replace(TINY, model="resnet20", model_options={}, m=2, f=0, batch_size=4)
-    assert isinstance(build_silos(cell, None), LoopedSilos)
+@pytest.mark.parametrize("interval", [1, 2])
+def test_silos_with_batch_norm_share_one_module_and_send_what_a_trainer_each_would(interval: int) -> None:
+    cell = replace(TINY, model="resnet20", model_options={"width": 4}, m=2, f=0, batch_size=4, interval=interval)
+    shared, looped = build_silos(cell, None), build_silos(cell, None, engine="loop")
+    assert isinstance(shared, OneModuleSilos)
+    model = shared.initial()
+    for number in (1, 2):
+        np.testing.assert_allclose(shared.updates(model, number), looped.updates(model, number), atol=2e-5)

@@ -92,8 +92,13 @@ class FedREP:
             forged = setting.adversary.forge(sent, server.vector)
             result = server.over_means(self._ring.opened_means(forged, turnout.groups, round_number))
             self._ring.after_round(g, self.k, turnout.proposed)
-        for silo in np.concatenate(turnout.groups):  # the others' u is what it was before this training (N1)
-            self.memory[silo] = after_opening(self.memory[silo], g[silo], agreed, sent[silo], clip_range)
+        opened = np.concatenate(turnout.groups)
+        if self._ring is None and opened.size == cell.m:
+            g[:, agreed] = 0.0  # what `after_opening` gives where nothing is rounded or cut, without its copies
+            self.memory = g
+        else:
+            for silo in opened:  # the others' u is what it was before this training (N1)
+                self.memory[silo] = after_opening(self.memory[silo], g[silo], agreed, sent[silo], clip_range)
         if self._forgets:
             self.memory[:] = 0.0
         return Step(result.vector, agreed, agreed.size, agreed.size, kept, result.notes, self._measures(turnout))

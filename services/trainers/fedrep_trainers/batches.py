@@ -37,6 +37,11 @@ class ImageBatches:
         self._shuffled: tuple[int, NDArray[np.int64]] = (-1, indices)
 
     def batch(self, number: int) -> Batch:
+        rng = np.random.default_rng([self._seed, 1, number])
+        return self._preparation.batch(self._images, self.places(number), rng)
+
+    def places(self, number: int) -> NDArray[np.int64]:
+        """Which images make up the batch of local step `number`."""
         chosen: list[NDArray[np.int64]] = []
         position, missing = number * self.batch_size, self.batch_size
         while missing:
@@ -44,8 +49,7 @@ class ImageBatches:
             piece = self._epoch(epoch)[offset : offset + missing]
             chosen.append(piece)
             position, missing = position + piece.size, missing - piece.size
-        rng = np.random.default_rng([self._seed, 1, number])
-        return self._preparation.batch(self._images, np.concatenate(chosen), rng)
+        return np.concatenate(chosen)
 
     def pieces(self, positions: NDArray[np.int64], number: int, at_once: int) -> Iterator[Batch]:
         """Records drawn by position, as `records.RecordSource` has it."""
