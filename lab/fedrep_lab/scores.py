@@ -1,6 +1,7 @@
 """Reading finished cells: which belong together, and what a group of them comes to.
 
-A score is the mean over seeds at the best of the tried rates (and settings of the method), as the paper chooses its rates.
+A score is the mean over seeds. Rates are chosen before, on other images (`tuning`); where an experiment names several rates, or
+several settings of its method, itself, the best of them counts, as in the paper.
 """
 
 from __future__ import annotations
@@ -23,10 +24,12 @@ def score(results: Iterable[Result], metric: str = "best_accuracy", **settings: 
     return statistics.fmean(float(result.metrics[metric]) for result in best) if best else None
 
 
-def spread(results: Iterable[Result], metric: str = "best_accuracy", **settings: Any) -> float:
-    """The standard deviation over seeds; zero where there is only one."""
-    values = [float(result.metrics[metric]) for result in best_rate(select(results, **settings))]
-    return statistics.stdev(values) if len(values) > 1 else 0.0
+def by_seed(results: Iterable[Result], metric: str = "best_accuracy", **settings: Any) -> dict[int, float]:
+    """The figure of every seed that such a cell has been run with."""
+    found: dict[int, list[float]] = {}
+    for result in best_rate(select(results, **settings)):
+        found.setdefault(result.cell.seed, []).append(float(result.metrics[metric]))
+    return {seed: statistics.fmean(values) for seed, values in found.items()}
 
 
 def best_rate(results: Sequence[Result]) -> list[Result]:

@@ -1,9 +1,10 @@
 """Learning rates: chosen for each method on images that are neither trained on nor tested on, from one grid for all.
 
-A method is its algorithm with its own settings: method, rule and pre-steps, momentum, local steps, and the batch. Its rate is the
-one with the best accuracy on held-out training images, in a shorter training of a seed that no experiment uses, under ALIE where a
-method is meant to withstand attackers and without attack where it is not. So no rate is chosen by the test images, by the attack
-that a cell then plays, or more carefully for one method than for another; and none is chosen for a value of alpha, K or s.
+A method is its algorithm with its own settings: method, rule and pre-steps, momentum, local steps, and the batch. Its rate is
+the one with the best accuracy on held-out training images, in a shorter training of a seed that no experiment uses, under ALIE
+where the method is meant to withstand attackers and without attack where it is not. So no rate is chosen by the test images, by
+the attack that a cell then plays, or more carefully for one method than for another; and none is chosen for a value of alpha, K
+or s.
 """
 
 from __future__ import annotations

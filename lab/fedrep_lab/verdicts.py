@@ -1,21 +1,23 @@
-"""The paper's claims as tests on numbers: holds, does not hold, or not tested at this scale.
+"""The paper's claims as tests on numbers: holds, does not hold, undecided, or not tested at this scale.
 
-Every verdict comes with the numbers it rests on; those about the privacy of records are in `record_verdicts`.
+Every verdict comes with the numbers it rests on; those about the privacy of records are in `record_verdicts`, those about what
+attacks take from a method in `robustness_verdicts`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import Any
 
 from fedrep.theory import consensus_dimension
 from fedrep_lab.catalogue import load_experiment
-from fedrep_lab.comparisons import FAILS, HOLDS, MARGIN, UNTESTED, Checks, Verdict
-from fedrep_lab.methods import METHODS
+from fedrep_lab.comparisons import FAILS, HOLDS, MARGIN, UNTESTED, Checks, Interval, Verdict, paired
 from fedrep_lab.record_verdicts import membership, record_selection, records
 from fedrep_lab.results import Result
-from fedrep_lab.scores import METHOD_NAMES, score, select, values_of
+from fedrep_lab.robustness_verdicts import noniid, strong_attacks, table1
+from fedrep_lab.scores import METHOD_NAMES, by_seed, score, select, values_of
 
 CALM_ALPHA = 0.95
 SILENCE_COSTS = {3: 0.03, 4: 0.02}  # by the size of buffers, at most
@@ -57,8 +59,10 @@ def rcgd_ef(results: Sequence[Result]) -> Verdict:
     for attack in values_of(results, "attack"):
         for beta in values_of(select(results, method="rcgd_ef"), "beta"):
             ours, rival = {"method": "fedrep", "attack": attack}, {"method": "rcgd_ef", "attack": attack, "beta": beta}
-            claim = "above" if attack == "alie" else "not_below"
-            checks.compare(f"{attack}: FedREP and RCGD-EF (beta = {beta})", ours, rival, claim)
+            claim = "higher" if attack == "alie" else "not_below"
+            for steps in values_of(results, "interval"):
+                what = f"{attack}, I = {steps}: FedREP and RCGD-EF (beta = {beta})"
+                checks.compare(what, {**ours, "interval": steps}, {**rival, "interval": steps}, claim)
     return with_traffic(results, checks.verdict())
 
 
@@ -132,85 +136,24 @@ def clt_k(results: Sequence[Result]) -> Verdict:
 
 
 def residual(results: Sequence[Result]) -> Verdict:
-    by_alpha = {value: score(results, "peak_largest_residual", alpha=value) for value in values_of(results, "alpha")}
-    lengths = {value: score(results, "peak_residual", alpha=value) for value in by_alpha}
+    """By how much the largest entry grows from CALM_ALPHA to 1: a ratio, so the interval is that of its logarithm."""
+    metric = "peak_largest_residual"
     rows = [
-        {"alpha": value, "largest entry": round(entry or 0, 4), "length": round(lengths[value] or 0, 3)}
-        for value, entry in by_alpha.items()
+        {
+            "alpha": value,
+            "largest entry": round(score(results, metric, alpha=value) or 0, 4),
+            "length": round(score(results, "peak_residual", alpha=value) or 0, 3),
+            "seeds": len(by_seed(results, metric, alpha=value)),
+        }
+        for value in values_of(results, "alpha")
     ]
-    calm, one = by_alpha.get(CALM_ALPHA), by_alpha.get(1.0)
-    if calm is None or one is None:
+    pairs = paired(results, {"alpha": 1.0}, {"alpha": CALM_ALPHA}, metric)
+    if pairs is None:
         return Verdict(UNTESTED, "The cells that this claim needs have not been run.", rows)
-    sentence = f"At alpha = 1 the largest entry of the memory is {one / calm:.1f} times that at {CALM_ALPHA}, in typical updates."
-    return Verdict(HOLDS if one >= 2 * calm else FAILS, sentence, rows)
-
-
-_TICKS = {  # Table 1: robust, efficient, private
-    "rcgd_ef": (True, True, False),
-    "f2ed": (True, False, True),
-    "share": (True, False, True),
-    "sparse_secagg": (False, True, True),
-    "fedrep": (True, True, True),
-}
-
-
-def table1(results: Sequence[Result]) -> Verdict:
-    """Robust: loses less than ten points to its worst attack. Efficient: sends at most a fifth of the values."""
-    rows, wrong = [], []
-    for method in values_of(results, "method"):
-        cells = select(results, method=method)
-        clean = score(cells, attack="none")
-        attacked = {a: s for a in values_of(cells, "attack") if a != "none" and (s := score(cells, attack=a)) is not None}
-        if clean is None:
-            continue
-        gamma = score(cells, "gamma", attack="none") or 0.0
-        view = METHODS[method].view
-        found = (bool(attacked) and clean - min(attacked.values()) < 0.1, 0 < gamma <= 0.2, view.startswith(("sums", "the sum")))
-        if method in _TICKS and attacked and found != _TICKS[method]:
-            wrong.append(METHOD_NAMES[method])
-        attacks = {f"under {attack}": round(value, 4) for attack, value in attacked.items()}
-        ticks = {name: "yes" if tick else "no" for name, tick in zip(("robust", "efficient", "private"), found, strict=True)}
-        row = {"method": METHOD_NAMES[method], "no attack": round(clean, 4), **attacks, "Gamma": round(gamma, 4)}
-        rows.append({**row, "the server sees": view, **ticks})
-    if not set(_TICKS) <= {result.cell.method for result in results}:
-        return Verdict(UNTESTED, "Not all methods of the table have been run.", rows)
-    if wrong:
-        return Verdict(FAILS, f"Measured ticks differ from the table for {', '.join(wrong)}.", rows)
-    return Verdict(HOLDS, "The measured ticks are those of the table.", rows)
-
-
-def noniid(results: Sequence[Result]) -> Verdict:
-    checks = Checks(results)
-    for attack in values_of(results, "attack"):
-        for skew in values_of(results, "dirichlet_alpha"):
-            plain = {"attack": attack, "dirichlet_alpha": skew, "pre": []}
-            both = {**plain, "pre": ["arc", "nnm"]}
-            checks.compare(f"{attack}, Dirichlet {skew}: ARC and NNM against none", both, plain, "higher")
-    return checks.verdict()
-
-
-def strong_attacks(results: Sequence[Result]) -> Verdict:
-    rows, failed, tried = [], [], 0
-    for rule in values_of(results, "rule"):
-        clean = score(results, rule=rule, attack="none")
-        if clean is None:
-            continue
-        row: dict[str, Any] = {"rule": rule, "none": round(clean, 4)}
-        for attack in values_of(results, "attack"):
-            found = score(results, rule=rule, attack=attack)
-            if attack == "none" or found is None:
-                continue
-            row[attack] = round(found, 4)
-            if rule != "mean":
-                tried += 1
-                if clean - found > 0.1:
-                    failed.append(f"{rule} under {attack}")
-        rows.append(row)
-    if not tried:
-        return Verdict(UNTESTED, "The cells that this claim needs have not been run.", rows)
-    if failed:
-        return Verdict(FAILS, f"More than ten points lost by {', '.join(failed)} ({len(failed)} of {tried} pairs).", rows)
-    return Verdict(HOLDS, f"In none of {tried} pairs of robust rule and attack more than ten points were lost.", rows)
+    growth = Interval.of([math.log(one / calm) for one, calm in pairs])
+    span = f"95 % {math.exp(growth.low):.1f} to {math.exp(growth.high):.1f}, {len(pairs)} seeds" if len(pairs) > 1 else "one seed"
+    sentence = f"At alpha = 1 the memory's largest entry is {math.exp(growth.mean):.1f} times that at {CALM_ALPHA} ({span})."
+    return Verdict(growth.within(math.log(2), math.inf), sentence, rows)
 
 
 def rings(results: Sequence[Result]) -> Verdict:
@@ -221,7 +164,7 @@ def rings(results: Sequence[Result]) -> Verdict:
 
 
 def dropouts(results: Sequence[Result]) -> Verdict:
-    """The margins are the claim's own: more spread over seeds does not make silence cheaper."""
+    """The margins are the claim's own."""
     checks = Checks(results)
     for size in values_of(results, "s"):
         for chance in values_of(results, "dropout"):

@@ -35,7 +35,6 @@ from fedrep_lab.methods.interface import Seating, Vector
 from fedrep_lab.report import write_report
 from fedrep_lab.results import Result, ResultFolder
 from fedrep_lab.running import Plan, missing_jobs, run_experiments
-from fedrep_lab.scores import place_name, places_of
 from fedrep_lab.verdicts import VERDICTS, judge
 from tests.harness.processes import python
 from tests.protocol.federation import Federation as InProcess
@@ -401,111 +400,6 @@ def _play(federation: InProcess, silent_from: dict[SiloName, Phase]) -> None:
                 act(silo)
         if federation.round.phase is phase:
             federation.deadline()
-
-
-def made_up(accuracy: float, **settings: Any) -> Result:
-    metrics = {"best_accuracy": accuracy, "gamma": 0.04, "gamma_down": 0.04, "peak_largest_residual": 1.0, "peak_residual": 1.0}
-    return Result("x", "laptop", replace(Cell(), **settings), {}, 1000, metrics, [], 0.0, 0.0)
-
-
-def test_the_verdict_on_alpha_follows_the_numbers() -> None:
-    as_claimed = [made_up(a, attack="alie", alpha=x) for x, a in ((0.0, 0.80), (0.5, 0.81), (0.95, 0.79), (1.0, 0.3))]
-    assert judge("alpha", "laptop", as_claimed).status == HOLDS
-    early_drop = [*as_claimed[:2], made_up(0.7, attack="alie", alpha=0.95), as_claimed[3]]
-    found = judge("alpha", "laptop", early_drop)
-    assert found.status == FAILS
-    assert "alpha = 0.95 and 0: 0.700 against 0.800" in found.sentence
-    no_drop = [*as_claimed[:3], made_up(0.79, attack="alie", alpha=1.0)]
-    assert judge("alpha", "laptop", no_drop).status == FAILS
-    assert judge("alpha", "smoke", as_claimed).status == UNTESTED
-    assert judge("alpha", "laptop", []).status == UNTESTED
-
-
-def test_the_verdict_on_dropouts_knows_what_silence_may_cost_and_no_spread_excuses_more() -> None:
-    def results(silent: float) -> list[Result]:
-        heard = [made_up(a, s=s, seed=seed) for s in (3, 4) for seed, a in enumerate((0.80, 0.90))]
-        return heard + [made_up(silent, s=s, seed=seed, dropout=0.3) for s in (3, 4) for seed in (0, 1)]
-
-    assert judge("dropouts", "laptop", results(0.831)).status == HOLDS
-    found = judge("dropouts", "laptop", results(0.825))
-    assert found.status == FAILS
-    assert [(row["margin"], row["as claimed"]) for row in found.rows] == [(0.03, "yes"), (0.02, "no")]
-    assert "s = 4: dropouts of 30% and none: 0.825 against 0.850" in found.sentence
-
-
-def test_the_verdict_on_records_asks_for_a_tenth_at_most_at_epsilon_8_whatever_the_spread() -> None:
-    def results(private: float) -> list[Result]:
-        open_ = [made_up(a, rule="median", attack="alie", seed=seed) for seed, a in enumerate((0.75, 0.85))]
-        mean = [made_up(0.8, rule="mean", attack="alie"), made_up(0.1, rule="mean", attack="alie", record_epsilon=8.0)]
-        return [*open_, *mean, made_up(private, rule="median", attack="alie", record_epsilon=8.0, selection="moved")]
-
-    found = judge("records", "laptop", results(0.71))
-    assert found.status == HOLDS, "what the mean loses under attack is claimed by nobody"
-    assert {"comparison": "median, moved, alie", "epsilon 8.0": 0.71, "epsilon none": ""} in found.rows
-    failed = judge("records", "laptop", results(0.69))
-    assert failed.status == FAILS
-    assert "median, K/d = 0.05, alie: epsilon = 8 and none: 0.690 against 0.800" in failed.sentence
-
-
-def test_the_verdict_on_selection_compares_with_every_rival_with_and_without_memory() -> None:
-    forgetful = {"memory": False}
-    results = [
-        made_up(0.75, selection="moved"),
-        made_up(0.5, selection="top_k", rate=2.0),
-        made_up(0.6, selection="top_k", rate=30.0),
-        made_up(0.7, selection="top_k", method_settings=forgetful),
-        made_up(0.2, selection="random"),
-    ]
-    found = judge("record_selection", "laptop", results)
-    assert found.status == HOLDS
-    assert {row["comparison"]: row["right"] for row in found.rows} == {
-        "none: moved and top_k": 0.6,
-        "none: moved and top_k without memory": 0.7,
-        "none: moved and random": 0.2,
-    }
-    near = [*results[:3], made_up(0.74, selection="top_k", method_settings=forgetful), results[4]]
-    assert judge("record_selection", "laptop", near).status == FAILS
-
-
-def test_the_verdict_on_membership_wants_an_attack_that_works_and_a_bound_that_holds() -> None:
-    def result(epsilon: float, advantage: float, bound: float) -> Result:
-        names = ("advantage", "least", "most")
-        metrics = {"bound": bound} | {f"{test}_{name}": advantage for test in ("loss", "ratio") for name in names}
-        cell = Cell(task="membership", record_epsilon=epsilon)
-        return Result("membership", "laptop", cell, {}, 1000, metrics, [], 0.0, 0.0)
-
-    assert judge("membership", "laptop", [result(0.0, 0.9, 1.0), result(1.0, 0.4, 0.46)]).status == HOLDS
-    assert judge("membership", "laptop", [result(0.0, 0.9, 1.0), result(1.0, 0.5, 0.46)]).status == FAILS
-    weak = judge("membership", "laptop", [result(0.0, 0.1, 1.0), result(1.0, 0.1, 0.46)])
-    assert (weak.status, "too weak" in weak.sentence) == (FAILS, True)
-    assert judge("membership", "laptop", [result(1.0, 0.4, 0.46)]).status == UNTESTED
-
-
-def test_no_privacy_at_all_is_the_last_place_of_the_axis() -> None:
-    results = [made_up(0.8, record_epsilon=value) for value in (0.0, 8.0, 1.0)]
-    assert [place_name("record_epsilon", place) for place in places_of(results, "record_epsilon")] == ["1.0", "8.0", "none"]
-
-
-def test_a_verdict_takes_the_best_rate_and_the_mean_over_seeds() -> None:
-    results = [made_up(0.5, ring_bits=0, rate=0.1)]
-    results += [made_up(a, ring_bits=0, rate=1.0, seed=seed) for seed, a in enumerate((0.79, 0.81))]
-    results += [made_up(0.80, ring_bits=16), made_up(0.60, ring_bits=8)]
-    found = judge("rings", "laptop", results)
-    assert found.status == FAILS
-    assert [row["right"] for row in found.rows] == [0.8, 0.8]
-    assert [row["as claimed"] for row in found.rows] == ["no", "yes"]
-
-
-def test_the_best_of_a_rivals_settings_counts_against_fedrep() -> None:
-    rival = {"method": "sparse_secagg", "ratio": 0.05, "rate": 0.5}
-    results = [
-        made_up(0.79, method="fedrep", s=4),
-        made_up(0.82, **rival),
-        made_up(0.46, **rival, method_settings={"unbiased": False}),
-    ]
-    found = judge("sparse_secagg", "laptop", results)
-    assert found.status == FAILS
-    assert found.rows[0]["right"] == 0.82
 
 
 def _outcomes(folder: Path, experiment: str) -> dict[str, Any]:

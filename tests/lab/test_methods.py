@@ -13,7 +13,7 @@ from fedrep_lab.adversary import Adversary
 from fedrep_lab.cell import Cell
 from fedrep_lab.methods import METHODS, Step
 from fedrep_lab.methods.fedrep import FedREP
-from fedrep_lab.methods.interface import Matrix, Method, Setting, Vector, buffer_groups
+from fedrep_lab.methods.interface import Matrix, Method, Setting, Vector, buffer_groups, energy_kept
 from fedrep_lab.methods.ring import Ring
 from fedrep_lab.shards import load_dataset, silo_images
 from fedrep_lab.silos import LayeredSilos, LoopedSilos, OneModuleSilos, StackedSilos, build_silos
@@ -312,3 +312,8 @@ def test_silos_with_batch_norm_share_one_module_and_send_what_a_trainer_each_wou
     model = shared.initial()
     for number in (1, 2):
         np.testing.assert_allclose(shared.updates(model, number), looped.updates(model, number), atol=2e-5)
+
+
+def test_lengths_of_updates_that_overflow_single_precision_are_still_compared() -> None:
+    huge = np.full((2, 4), 1e30, dtype=np.float32)
+    assert energy_kept(huge, huge[:, :1], 2) == pytest.approx(0.25)

@@ -136,6 +136,9 @@ def energy_kept(full: Matrix, kept: Matrix, honest: int) -> float:
 
 
 def squares(rows: Matrix) -> NDArray[np.float64]:
-    """|g|^2 of every row. One product a row in its own precision: an order of magnitude faster than a sum in float64."""
+    """|g|^2 of every row. One product a row in its own precision: far faster than a sum in float64, which is left for huge rows."""
     with np.errstate(over="ignore", invalid="ignore"):
-        return np.array([np.dot(row, row) for row in rows], dtype=np.float64)
+        found = np.array([np.dot(row, row) for row in rows], dtype=np.float64)
+        for row in np.flatnonzero(~np.isfinite(found)).tolist():
+            found[row] = np.square(rows[row], dtype=np.float64).sum()
+    return found

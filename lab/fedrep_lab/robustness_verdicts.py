@@ -1,0 +1,107 @@
+"""Verdicts on what attacks take: the measured Table 1, data that differ between silos, attacks that look for a rule's weak spot."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from fedrep_lab.comparisons import FAILS, HOLDS, UNDECIDED, UNTESTED, Checks, Interval, Verdict, judged, paired
+from fedrep_lab.methods import METHODS
+from fedrep_lab.results import Result
+from fedrep_lab.scores import METHOD_NAMES, score, select, values_of
+
+_TICKS = {  # Table 1: robust, efficient, private
+    "rcgd_ef": (True, True, False),
+    "f2ed": (True, False, True),
+    "share": (True, False, True),
+    "sparse_secagg": (False, True, True),
+    "fedrep": (True, True, True),
+}
+
+
+def table1(results: Sequence[Result]) -> Verdict:
+    """Robust: loses less than ten points to its worst attack. Efficient: sends at most a fifth of the values."""
+    rows, outcomes = [], []
+    for method in values_of(results, "method"):
+        cells = select(results, method=method)
+        clean = score(cells, attack="none")
+        lost = {attack: found for attack in values_of(cells, "attack") if (found := _lost(cells, attack)) is not None}
+        if clean is None:
+            continue
+        gamma = score(cells, "gamma", attack="none") or 0.0
+        view = METHODS[method].view
+        robust = _worst_of([found.within(-math.inf, LOST) for found in lost.values()]) if lost else UNDECIDED
+        efficient, private = 0 < gamma <= 0.2, view.startswith(("sums", "the sum"))
+        if method in _TICKS and lost:
+            said = _TICKS[method]
+            seen = robust if said[0] else _OPPOSITE[robust]
+            outcomes.append((f"{METHOD_NAMES[method]}, robust", seen))
+            agrees = (efficient, private) == said[1:]
+            outcomes.append((f"{METHOD_NAMES[method]}, efficient and private", HOLDS if agrees else FAILS))
+        attacks = {f"lost to {attack}": f"{found.mean:.4f} ({found.shown()})" for attack, found in lost.items()}
+        row = {"method": METHOD_NAMES[method], "no attack": round(clean, 4), **attacks, "Gamma": round(gamma, 4)}
+        ticks = {"robust": _TICK[robust], "efficient": "yes" if efficient else "no", "private": "yes" if private else "no"}
+        rows.append({**row, "the server sees": view, **ticks})
+    if not set(_TICKS) <= {result.cell.method for result in results}:
+        return Verdict(UNTESTED, "Not all methods of the table have been run.", rows)
+    return judged(outcomes, rows, 0, f"{len(values_of(results, 'seed'))} seeds")
+
+
+LOST = 0.1  # of accuracy: a rule that loses more to an attack has not withstood it
+_OPPOSITE = {HOLDS: FAILS, FAILS: HOLDS, UNDECIDED: UNDECIDED}
+_TICK = {HOLDS: "yes", FAILS: "no", UNDECIDED: "undecided"}
+
+
+def _lost(cells: Sequence[Result], attack: str, **settings: Any) -> Interval | None:
+    """What this attack takes from the accuracy without attack, seed by seed."""
+    if attack == "none":
+        return None
+    pairs = paired(cells, {**settings, "attack": "none"}, {**settings, "attack": attack}, "best_accuracy")
+    return None if pairs is None else Interval.of([clean - attacked for clean, attacked in pairs])
+
+
+def _worst_of(outcomes: Sequence[str]) -> str:
+    return next((outcome for outcome in (FAILS, UNDECIDED) if outcome in outcomes), HOLDS)
+
+
+def noniid(results: Sequence[Result]) -> Verdict:
+    checks = Checks(results)
+    rows = []
+    for attack in values_of(results, "attack"):
+        for skew in values_of(results, "dirichlet_alpha"):
+            plain = {"attack": attack, "dirichlet_alpha": skew, "pre": []}
+            both = {**plain, "pre": ["arc", "nnm"]}
+            checks.compare(f"{attack}, Dirichlet {skew}: ARC and NNM against none", both, plain, "higher")
+            means = {
+                f"after {' + '.join(pre) or 'nothing'}": round(found, 4)
+                for pre in values_of(results, "pre")
+                if (found := score(results, **{**plain, "pre": pre})) is not None
+            }
+            rows.append({"comparison": f"{attack}, Dirichlet {skew}", **means})
+    verdict = checks.verdict()
+    return Verdict(verdict.status, verdict.sentence, [*verdict.rows, *rows])
+
+
+def strong_attacks(results: Sequence[Result]) -> Verdict:
+    rows, outcomes = [], []
+    for rule in values_of(results, "rule"):
+        for f in values_of(results, "f"):
+            for pre in values_of(results, "pre"):
+                same = {"rule": rule, "f": f, "pre": pre}
+                clean = score(results, attack="none", **same)
+                if clean is None:
+                    continue
+                name = f"{rule}, f = {f}{', after ' + ' + '.join(pre) if pre else ''}"
+                row: dict[str, Any] = {"rule": name, "none": round(clean, 4)}
+                for attack in values_of(results, "attack"):
+                    lost = _lost(results, attack, **same)
+                    if lost is None:
+                        continue
+                    row[attack] = round(clean - lost.mean, 4)
+                    if rule != "mean":
+                        outcomes.append((f"{name} under {attack}", lost.within(-math.inf, LOST)))
+                rows.append(row)
+    if not outcomes:
+        return Verdict(UNTESTED, "The cells that this claim needs have not been run.", rows)
+    return judged(outcomes, rows, 0, f"{len(values_of(results, 'seed'))} seeds")

@@ -1,0 +1,205 @@
+"""Verdicts follow the numbers, and say undecided where the numbers do not decide."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedrep_lab.cell import Cell
+from fedrep_lab.comparisons import FAILS, HOLDS, UNDECIDED, UNTESTED, Interval
+from fedrep_lab.results import Result
+from fedrep_lab.scores import place_name, places_of
+from fedrep_lab.verdicts import judge
+
+SEEDS = (0.001, -0.001, 0.0)  # what a seed adds to both sides
+
+
+def made_up(accuracy: float, **settings: Any) -> Result:
+    metrics = {"best_accuracy": accuracy, "gamma": 0.04, "gamma_down": 0.04, "peak_largest_residual": 1.0, "peak_residual": 1.0}
+    return Result("x", "laptop", replace(Cell(), **settings), {}, 1000, metrics, [], 0.0, 0.0)
+
+
+def seeded(accuracy: float, spread: Sequence[float] = SEEDS, **settings: Any) -> list[Result]:
+    return [made_up(accuracy + more, seed=seed, **settings) for seed, more in enumerate(spread)]
+
+
+def test_an_interval_is_students_for_the_mean() -> None:
+    found = Interval.of([0.01, 0.02, 0.03])
+    assert found.mean == pytest.approx(0.02)
+    assert (found.low, found.high) == pytest.approx(
+        (0.02 - 4.302653 * 0.01 / math.sqrt(3), 0.02 + 4.302653 * 0.01 / math.sqrt(3))
+    )
+    assert Interval.of([0.5]).within(0.0, 1.0) == UNDECIDED, "one seed has no interval"
+
+
+def test_an_interval_covers_the_truth_about_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(0)
+    found = [Interval.of(rng.normal(0.3, 0.1, size=3).tolist()) for _ in range(2000)]
+    assert 0.93 < np.mean([one.low < 0.3 < one.high for one in found]) < 0.97
+
+
+@pytest.mark.parametrize(
+    ("values", "outcome"),
+    [
+        ([0.001, 0.002, 0.000], HOLDS),  # all of the interval within two points
+        ([0.050, 0.052, 0.051], FAILS),  # all of it outside
+        ([0.030, 0.000, -0.020], UNDECIDED),  # the mean within, the interval not
+        ([0.019, 0.022, 0.016], UNDECIDED),  # a mean just within the margin decides nothing
+        ([0.001], UNDECIDED),
+    ],
+)
+def test_similar_means_that_the_whole_interval_is_within_the_margin(values: list[float], outcome: str) -> None:
+    assert Interval.of(values).within(-0.02, 0.02) == outcome
+
+
+def test_the_verdict_on_alpha_follows_the_numbers() -> None:
+    points = {0.0: 0.80, 0.5: 0.805, 0.95: 0.795, 1.0: 0.3}
+
+    def results(**changed: float) -> list[Result]:
+        values = {**points, **{float(name[1:].replace("_", ".")): value for name, value in changed.items()}}
+        return [one for alpha, accuracy in values.items() for one in seeded(accuracy, attack="alie", alpha=alpha)]
+
+    assert judge("alpha", "laptop", results()).status == HOLDS
+    found = judge("alpha", "laptop", results(a0_95=0.7))
+    assert found.status == FAILS
+    assert "alpha = 0.95 and 0" in found.sentence
+    assert judge("alpha", "laptop", results(a1_0=0.79)).status == FAILS, "no drop"
+    assert judge("alpha", "smoke", results()).status == UNTESTED
+    assert judge("alpha", "laptop", []).status == UNTESTED
+    one_seed = [result for result in results() if result.cell.seed == 0]
+    assert judge("alpha", "laptop", one_seed).status == UNDECIDED
+
+
+def test_a_difference_is_that_of_the_same_seed_so_what_seeds_do_to_both_sides_does_not_count() -> None:
+    wild = (0.1, -0.1, 0.0)
+    results = [*seeded(0.7, wild, ring_bits=0), *seeded(0.7, wild, ring_bits=16), *seeded(0.701, wild, ring_bits=8)]
+    assert judge("rings", "laptop", results).status == HOLDS
+    lonely = [result for result in results if (result.cell.ring_bits, result.cell.seed) not in ((8, 0), (8, 1))]
+    found = judge("rings", "laptop", lonely)
+    assert found.status == UNDECIDED
+    assert found.rows[0]["seeds"] == 1, "a seed that one side lacks is left out"
+
+
+def test_cells_that_are_missing_leave_a_claim_undecided() -> None:
+    found = judge("rings", "laptop", [*seeded(0.7, ring_bits=0), *seeded(0.7, ring_bits=16)])
+    assert found.status == UNDECIDED
+    assert "1 more need cells that were not run" in found.sentence
+
+
+def test_the_verdict_on_dropouts_knows_what_silence_may_cost() -> None:
+    def results(silent: float) -> list[Result]:
+        heard = [one for s in (3, 4) for one in seeded(0.85, s=s)]
+        return heard + [one for s in (3, 4) for one in seeded(silent, s=s, dropout=0.3)]
+
+    assert judge("dropouts", "laptop", results(0.84)).status == HOLDS
+    found = judge("dropouts", "laptop", results(0.825))
+    assert found.status == FAILS
+    assert [(row["claimed"], row["outcome"]) for row in found.rows] == [("above -0.03", HOLDS), ("above -0.02", FAILS)]
+    assert "s = 4: dropouts of 30% and none" in found.sentence
+
+
+def test_the_verdict_on_records_asks_for_a_tenth_at_most_at_epsilon_8() -> None:
+    def results(private: float) -> list[Result]:
+        open_ = seeded(0.8, rule="median", attack="alie")
+        mean = [*seeded(0.8, rule="mean", attack="alie"), *seeded(0.1, rule="mean", attack="alie", record_epsilon=8.0)]
+        return [*open_, *mean, *seeded(private, rule="median", attack="alie", record_epsilon=8.0, selection="moved")]
+
+    found = judge("records", "laptop", results(0.72))
+    assert found.status == HOLDS, "what the mean loses under attack is claimed by nobody"
+    assert {"comparison": "median, moved, alie", "epsilon 8.0": 0.72, "epsilon none": ""} in found.rows
+    failed = judge("records", "laptop", results(0.68))
+    assert failed.status == FAILS
+    assert "median, K/d = 0.05, alie: epsilon = 8 and none" in failed.sentence
+
+
+def test_the_verdict_on_selection_compares_with_every_rival_with_and_without_memory() -> None:
+    forgetful = {"memory": False}
+    best, near = seeded(0.75, selection="moved"), seeded(0.74, selection="top_k", method_settings=forgetful)
+    others = [
+        *seeded(0.5, selection="top_k", rate=2.0),
+        *seeded(0.6, selection="top_k", rate=30.0),
+        *seeded(0.2, selection="random"),
+    ]
+    found = judge("record_selection", "laptop", [*best, *others, *seeded(0.7, selection="top_k", method_settings=forgetful)])
+    assert found.status == HOLDS
+    assert {row["comparison"]: row["right"] for row in found.rows} == {
+        "none: moved and top_k": 0.6,
+        "none: moved and top_k without memory": 0.7,
+        "none: moved and random": 0.2,
+    }
+    assert judge("record_selection", "laptop", [*best, *others, *near]).status == FAILS
+
+
+def test_the_verdict_on_membership_wants_an_attack_that_works_and_a_bound_that_holds() -> None:
+    def result(epsilon: float, advantage: float, bound: float) -> Result:
+        names = ("advantage", "least", "most")
+        metrics = {"bound": bound} | {f"{test}_{name}": advantage for test in ("loss", "ratio") for name in names}
+        cell = Cell(task="membership", record_epsilon=epsilon)
+        return Result("membership", "laptop", cell, {}, 1000, metrics, [], 0.0, 0.0)
+
+    assert judge("membership", "laptop", [result(0.0, 0.9, 1.0), result(1.0, 0.4, 0.46)]).status == HOLDS
+    assert judge("membership", "laptop", [result(0.0, 0.9, 1.0), result(1.0, 0.5, 0.46)]).status == FAILS
+    weak = judge("membership", "laptop", [result(0.0, 0.1, 1.0), result(1.0, 0.1, 0.46)])
+    assert (weak.status, "too weak" in weak.sentence) == (FAILS, True)
+    assert judge("membership", "laptop", [result(1.0, 0.4, 0.46)]).status == UNTESTED
+
+
+def test_no_privacy_at_all_is_the_last_place_of_the_axis() -> None:
+    results = [made_up(0.8, record_epsilon=value) for value in (0.0, 8.0, 1.0)]
+    assert [place_name("record_epsilon", place) for place in places_of(results, "record_epsilon")] == ["1.0", "8.0", "none"]
+
+
+def test_where_an_experiment_names_several_rates_the_best_of_them_counts() -> None:
+    results = [made_up(0.5, ring_bits=0, rate=0.1), *seeded(0.8, ring_bits=0, rate=1.0)]
+    results += [*seeded(0.80, ring_bits=16), *seeded(0.60, ring_bits=8)]
+    found = judge("rings", "laptop", results)
+    assert found.status == FAILS
+    assert [row["right"] for row in found.rows] == [0.8, 0.8]
+    assert [row["outcome"] for row in found.rows] == [FAILS, HOLDS]
+
+
+def test_the_best_of_a_rivals_settings_counts_against_fedrep() -> None:
+    rival = {"method": "sparse_secagg", "ratio": 0.05, "rate": 0.5}
+    results = [
+        *seeded(0.79, method="fedrep", s=4),
+        *seeded(0.82, **rival),
+        *seeded(0.46, **rival, method_settings={"unbiased": False}),
+    ]
+    found = judge("sparse_secagg", "laptop", results)
+    assert found.status == FAILS
+    assert found.rows[0]["right"] == pytest.approx(0.82)
+
+
+def test_a_tick_of_table_1_is_undecided_where_seeds_disagree_about_what_an_attack_takes() -> None:
+    def results(attacked: Sequence[float]) -> list[Result]:
+        found = [one for method in ("rcgd_ef", "f2ed", "share", "fedrep") for one in seeded(0.8, method=method)]
+        found += [one for method in ("rcgd_ef", "f2ed", "share") for one in seeded(0.79, method=method, attack="alie")]
+        found += [*seeded(0.8, method="sparse_secagg"), *seeded(0.1, method="sparse_secagg", attack="alie")]
+        return found + [made_up(a, method="fedrep", attack="alie", seed=seed) for seed, a in enumerate(attacked)]
+
+    def tick(attacked: Sequence[float]) -> str:
+        rows = judge("table1", "laptop", results(attacked)).rows
+        return str(next(row["robust"] for row in rows if row["method"] == "FedREP"))
+
+    assert tick((0.79, 0.78, 0.785)) == "yes"
+    assert tick((0.5, 0.51, 0.52)) == "no"
+    assert tick((0.79, 0.6, 0.75)) == "undecided"
+
+
+def test_the_error_memory_must_surely_double() -> None:
+    def results(ratios: Sequence[float]) -> list[Result]:
+        calm = [made_up(0.8, alpha=0.95, seed=seed) for seed in range(len(ratios))]
+        wild = [made_up(0.1, alpha=1.0, seed=seed) for seed in range(len(ratios))]
+        grown = [
+            replace(one, metrics={**one.metrics, "peak_largest_residual": ratio}) for one, ratio in zip(wild, ratios, strict=True)
+        ]
+        return [*calm, *grown]
+
+    assert judge("residual", "laptop", results((9.0, 10.0, 11.0))).status == HOLDS
+    assert judge("residual", "laptop", results((1.0, 1.01, 0.99))).status == FAILS
+    assert judge("residual", "laptop", results((1.0, 10.0, 4.0))).status == UNDECIDED
