@@ -1,4 +1,4 @@
-"""The update G on its way down: 16-bit linear values with one scale, and a model that stays bit-identical everywhere.
+"""The update G on its way down: 8- or 16-bit linear values with one scale, and a model that stays bit-identical everywhere.
 
 Server and silos apply the same dequantized float32 values with one multiplication and one subtraction each, which IEEE
 arithmetic rounds alike on every machine. What rounding leaves over stays with the server, who adds it next time (the
@@ -16,9 +16,10 @@ from numpy.typing import ArrayLike, NDArray
 from fedrep.errors import InvalidInputError, NonFiniteError
 from fedrep.sparsify import ascending
 
-_LARGEST_LEVEL = 32767
+DOWNLINK_BITS = (8, 16, 32)
+_LEVELS: dict[int, type[np.signedinteger[Any]]] = {8: np.int8, 16: np.int16}
 _FLOAT32 = np.finfo(np.float32)
-# Every product of an int16 level with this scale is still a finite float32.
+# Every product of a level with this scale is still a finite float32.
 _LARGEST_SCALE = np.nextafter(np.float32(_FLOAT32.max / 32768), np.float32(0))
 
 
@@ -33,9 +34,9 @@ class Downlink:
 
 
 def encode_update(values: ArrayLike, residual_on_I: ArrayLike, bits: int = 16) -> Downlink:
-    """Code the update plus the residual of earlier rounds; bits is 16 (linear) or 32 (plain float32)."""
-    if bits not in (16, 32):
-        raise InvalidInputError(f"The update travels with 16 or 32 bits per value, not {bits}.")
+    """Code the update plus the residual of earlier rounds; bits is 8 or 16 (linear) or 32 (plain float32)."""
+    if bits not in DOWNLINK_BITS:
+        raise InvalidInputError(f"The update travels with 8, 16 or 32 bits per value, not {bits}.")
     fresh = np.asarray(values, dtype=np.float64)
     carried = np.asarray(residual_on_I, dtype=np.float64)
     if fresh.ndim != 1 or fresh.shape != carried.shape:
@@ -43,7 +44,7 @@ def encode_update(values: ArrayLike, residual_on_I: ArrayLike, bits: int = 16) -
     _require_finite(fresh, "The update")
     _require_finite(carried, "The downlink residual")
     wanted = np.clip(fresh + carried, -float(_FLOAT32.max), float(_FLOAT32.max))
-    levels, scale = _linear(wanted) if bits == 16 else _plain(wanted)
+    levels, scale = _linear(wanted, _LEVELS[bits]) if bits in _LEVELS else _plain(wanted)
     received = decode_update(levels, scale)
     left = np.subtract(wanted, received, out=wanted)
     return Downlink(levels, scale, received, left.astype(np.float32))
@@ -53,8 +54,8 @@ def decode_update(levels: NDArray[Any], scale: float | np.float32) -> NDArray[np
     """The values that the levels stand for: one float32 multiplication each."""
     given = np.asarray(levels)
     factor = np.float32(scale)
-    if given.ndim != 1 or given.dtype not in (np.int16, np.float32):
-        raise InvalidInputError(f"An update holds one vector of int16 or float32 levels, not {given.dtype}.")
+    if given.ndim != 1 or given.dtype not in (np.int8, np.int16, np.float32):
+        raise InvalidInputError(f"An update holds one vector of int8, int16 or float32 levels, not {given.dtype}.")
     if given.dtype == np.float32:
         if factor != np.float32(1):
             raise InvalidInputError(f"An update of 32-bit values has the scale 1, not {factor}.")
@@ -82,14 +83,15 @@ def apply_update(model: NDArray[np.float32], indices: ArrayLike, values: NDArray
     return following
 
 
-def _linear(wanted: NDArray[np.float64]) -> tuple[NDArray[np.int16], np.float32]:
+def _linear(wanted: NDArray[np.float64], kind: type[np.signedinteger[Any]]) -> tuple[NDArray[Any], np.float32]:
+    largest = int(np.iinfo(kind).max)
     peak = max(float(wanted.max()), -float(wanted.min())) if wanted.size else 0.0
-    scale = min(np.float32(peak / _LARGEST_LEVEL), _LARGEST_SCALE)
+    scale = min(np.float32(peak / largest), _LARGEST_SCALE)
     # A subnormal scale may be flushed to zero on some machines and not on others: send zeros, keep all in the residual.
     if scale < _FLOAT32.smallest_normal:
-        return np.zeros(wanted.size, dtype=np.int16), np.float32(0)
+        return np.zeros(wanted.size, dtype=kind), np.float32(0)
     levels = np.rint(wanted / float(scale))
-    return np.clip(levels, -_LARGEST_LEVEL, _LARGEST_LEVEL, out=levels).astype(np.int16), scale
+    return np.clip(levels, -largest, largest, out=levels).astype(kind), scale
 
 
 def _plain(wanted: NDArray[np.float64]) -> tuple[NDArray[np.float32], np.float32]:

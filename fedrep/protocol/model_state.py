@@ -1,6 +1,6 @@
 """The model on both sides of the wire: same float32 operations, hence the same bits, checked by a hash chain.
 
-The server adds its rounding residual before it codes G in 16 bits; server and silos then subtract the same dequantized values.
+The server adds its rounding residual before it codes G in 8 or 16 bits; both then subtract the same dequantized values.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class ModelState:
 
 @dataclass(frozen=True, slots=True)
 class ServerModel:
-    """The server's side: the model and the part of past updates that 16 bits could not carry."""
+    """The server's side: the model and the part of past updates that 8 or 16 bits could not carry."""
 
     state: ModelState
     residual: NDArray[np.float32]
@@ -101,12 +101,12 @@ def indices_of(update: Update, parameters: int) -> NDArray[np.int64]:
     return decode_coordinates(update.descent.coordinates if update.descent is not None else b"", parameters)
 
 
-def encode_levels(levels: NDArray[np.int16] | NDArray[np.float32]) -> bytes:
+def encode_levels(levels: NDArray[np.int8] | NDArray[np.int16] | NDArray[np.float32]) -> bytes:
     return levels.astype(levels.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
 def decode_descent(descent: Descent, count: int) -> NDArray[np.float32]:
-    dtype = {16: "<i2", 32: "<f4"}.get(descent.bits)
+    dtype = {8: "i1", 16: "<i2", 32: "<f4"}.get(descent.bits)
     if dtype is None or len(descent.levels) != count * np.dtype(dtype).itemsize:
         raise DecodeError(f"an update of {count} coordinates does not fit {len(descent.levels)} bytes at {descent.bits} bits")
     return decode_update(np.frombuffer(descent.levels, dtype=dtype), np.float32(descent.scale))

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedrep.aggregators import AGGREGATORS, conditions
 from fedrep.buffers import number_of_buffers
+from fedrep.downlink import DOWNLINK_BITS
 from fedrep.errors import FedrepError
 from fedrep.protocol.manifests import RunManifest, SiloName
 from fedrep.protocol.messages import Survivor, SurvivorSet
@@ -73,8 +74,8 @@ def _terms(run: RunManifest) -> list[str]:
         problems.append(f"buffer_seed has {len(run.buffer_seed)} bytes: draw {SEED_BYTES} at random when the run is created")
     if run.rounds < 1:
         problems.append("rounds must be at least 1")
-    if run.downlink_bits not in (16, 32):
-        problems.append("downlink_bits is 16 or 32")
+    if run.downlink_bits not in DOWNLINK_BITS:
+        problems.append("downlink_bits is 8, 16 or 32")
     if not SMALLEST_RANGE <= run.smallest_range <= run.initial_range <= run.largest_range <= LARGEST_RANGE:
         problems.append(
             f"ranges must satisfy {SMALLEST_RANGE:g} <= smallest_range <= initial_range <= largest_range <= {LARGEST_RANGE:g}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -64,6 +64,31 @@ class Experiment:
         Where a preset tunes and nothing here names a rate, a cell has the rate that `tuned`, the finished cells of `tuning`, give
         to its method; cells whose method has not been tuned yet are left out, unless there is no `tuned` at all.
         """
+        table, also = self._tuning_table(preset)
+        found: dict[str, Cell] = {}
+        for cell, tunes in self._points(preset, changes):
+            if tunes and tuned is not None and table is not None:
+                rate = chosen_rate(tuning_cells(cell, table, also), tuned)
+                if rate is not None:
+                    chosen = replace(cell, rate=rate)
+                    found[chosen.key()] = chosen
+            else:
+                found[cell.key()] = cell
+        return list(found.values())
+
+    def tuning(self, preset: str, changes: Mapping[str, Any] | None = None) -> list[Cell]:
+        """What must be run before the rates of these cells are known."""
+        table, also = self._tuning_table(preset)
+        if table is None:
+            return []
+        tuned = [cell for cell, tunes in self._points(preset, changes) if tunes]
+        return list({one.key(): one for cell in tuned for one in tuning_cells(cell, table, also)}.values())
+
+    def _tuning_table(self, preset: str) -> tuple[Mapping[str, Any] | None, Sequence[str]]:
+        return load_presets().get(preset, {}).get("tuning"), self.tables.get("tuning", {}).get("also", ())
+
+    def _points(self, preset: str, changes: Mapping[str, Any] | None) -> Iterator[tuple[Cell, bool]]:
+        """Every cell, and whether its rate is left to tuning."""
         presets = load_presets()
         if preset not in presets:
             raise SettingsError(f"There is no preset {preset!r}; choose {', '.join(presets)}.")
@@ -74,9 +99,6 @@ class Experiment:
         shared = {**self.tables.get("cells", {}), **presets[preset].get("cells", {}), **own}
         changes = dict(changes or {})
         grid = {name: values for name, values in grid.items() if name not in changes}
-        table = presets[preset].get("tuning")
-        also = self.tables.get("tuning", {}).get("also", ())
-        found: dict[str, Cell] = {}
         for variant in variants:
             for point in itertools.product(*grid.values()):
                 settings = {**shared, **dict(zip(grid, point, strict=True)), **variant, **changes}
@@ -84,28 +106,7 @@ class Experiment:
                 for name, most in limits.items():
                     settings[name] = min(settings.get(name, getattr(Cell, name)), most)
                 cell = cell_from(settings, f"The experiment {self.name}")
-                if table is not None and tuned is not None and "rate" not in settings and cell.task == "train":
-                    rate = chosen_rate(tuning_cells(cell, table, also), tuned)
-                    if rate is None:
-                        continue
-                    cell = replace(cell, rate=rate)
-                found[cell.key()] = cell
-        return list(found.values())
-
-    def tuning(self, preset: str, changes: Mapping[str, Any] | None = None) -> list[Cell]:
-        """What must be run before the rates of these cells are known."""
-        table = load_presets()[preset].get("tuning")
-        if table is None:
-            return []
-        own, also = self.tables.get(preset, {}), self.tables.get("tuning", {}).get("also", ())
-        named = {**self.tables.get("cells", {}), **self.tables.get("grid", {}), **own, **own.get("grid", {}), **(changes or {})}
-        if "rate" in named:
-            return []
-        variants = own.get("variants") or self.tables.get("variants") or [{}]
-        if all("rate" in variant for variant in variants):
-            return []
-        found = {cell.key(): cell for one in self.cells(preset, changes) for cell in tuning_cells(one, table, also)}
-        return list(found.values())
+                yield cell, "tuning" in presets[preset] and "rate" not in settings and cell.task == "train"
 
     def stated(self) -> list[Stated]:
         figures = []

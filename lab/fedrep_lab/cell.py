@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from fedrep.downlink import DOWNLINK_BITS
 from fedrep.errors import SettingsError
 
 PRECISIONS = ("float32", "bfloat16")
@@ -49,6 +50,7 @@ class Cell:
     decay: float = 0.1
     ring_bits: int = 0  # 0: real numbers instead of a ring
     initial_range: float = 1.0
+    downlink_bits: int = 0  # 0: the update comes back in real numbers
     dropout: float = 0.0  # the chance that an honest silo proposes and then falls silent
     absence: float = 0.0  # the chance that an honest silo does not even propose
     reshuffle_every: int = 1  # rounds of an epoch, which has its own seats; 1 is the paper, 0: one epoch for all
@@ -77,6 +79,7 @@ class Cell:
                 (not 0 <= self.absence < 1, f"absence is {self.absence}; it must lie in [0, 1)"),
                 (self.record_epsilon < 0, f"record_epsilon is {self.record_epsilon}; it is positive, or 0 for ordinary training"),
                 (self.clip_norm <= 0, f"clip_norm is {self.clip_norm}; it must be positive"),
+                (self.downlink_bits not in (0, *DOWNLINK_BITS), f"downlink_bits is {self.downlink_bits}; choose 0, 8, 16 or 32"),
                 (self.precision not in PRECISIONS, f"precision is {self.precision!r}; choose from {', '.join(PRECISIONS)}"),
                 (self.judged_on not in JUDGED_ON, f"judged_on is {self.judged_on!r}; choose from {', '.join(JUDGED_ON)}"),
                 (self.rounds < 1 and self.epochs <= 0, "either rounds or epochs must be positive"),

@@ -18,7 +18,8 @@ from typing import Any
 
 from fedrep.errors import SettingsError
 from fedrep_lab.cell import Cell
-from fedrep_lab.results import ResultFolder
+from fedrep_lab.checkpoints import Checkpoints
+from fedrep_lab.results import ResultFolder, code_version
 from fedrep_runtime.ray_cluster import ray_cluster
 
 # key of the cell, rounds done, rounds in all; done = -1 says that the cell is finished
@@ -47,14 +48,19 @@ def work(job: Job, report: Report | None = None) -> str:
     from fedrep_lab.simulation import play
 
     torch.set_num_threads(1)
+    checkpoints: Checkpoints | None = None
     if job.cell.task in TASKS:
         outcome = measure(job.cell, job.data_dir)
     elif job.cell.task == "train":
         tell = None if report is None else lambda done, total: report(job.key, done, total)
-        outcome = play(job.cell, job.data_dir, tell, job.device)
+        unfinished = ResultFolder(job.folder).path(job.experiment, job.preset, job.cell).with_suffix(".unfinished")
+        checkpoints = Checkpoints(unfinished, code_version()["sources"])
+        outcome = play(job.cell, job.data_dir, tell, job.device, checkpoints)
     else:
         raise SettingsError(f"There is no task {job.cell.task!r}; choose train, {', '.join(TASKS)}.")
     ResultFolder(job.folder).save(job.experiment, job.preset, job.cell, outcome)
+    if checkpoints is not None:
+        checkpoints.clear()
     return job.key
 
 

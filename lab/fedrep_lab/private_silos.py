@@ -6,6 +6,8 @@ by the service, where whoever knows the seed can subtract the noise.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -62,6 +64,13 @@ class PrivateSilos:
             self._step += 1
         result: Matrix = torch.sub(start, stacked, out=stacked).cpu().numpy()
         return result
+
+    def state(self) -> dict[str, NDArray[np.generic]]:
+        return {"step": np.array(self._step), "momentum": self._momentum.cpu().numpy().copy()}
+
+    def load_state(self, state: Mapping[str, NDArray[np.generic]]) -> None:
+        self._step = int(state["step"])
+        self._momentum.copy_(torch.from_numpy(state["momentum"]))
 
     def noisy_gradients(self, models: Tensor, mask: Tensor | None, *, together: bool) -> Tensor:
         """`together`: all rows of `models` are one, so that silos can share a pass."""

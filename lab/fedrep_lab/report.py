@@ -22,7 +22,7 @@ from fedrep_lab.scores import values_of
 from fedrep_lab.verdicts import judge
 from fedrep_runtime.files import write_atomically
 
-_SIZES = ("paper", "laptop", "smoke")
+_SIZES = ("paper", "cifar", "laptop", "smoke")
 # What is said of every experiment, from its cells; the rest of the settings is in the CSV files.
 _STATED = ("dataset", "model", "m", "f", "s", "rounds", "interval", "beta", "rate", "seed", "rule")
 

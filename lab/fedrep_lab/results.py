@@ -105,9 +105,13 @@ class ResultFolder:
         return False
 
     def save(self, experiment: str, preset: str, cell: Cell, outcome: Mapping[str, Any]) -> None:
+        self.write(experiment, preset, cell, {"code": code_version(), **outcome})
+
+    def write(self, experiment: str, preset: str, cell: Cell, outcome: Mapping[str, Any]) -> None:
+        """`outcome` names the code that it came from."""
         path = self.path(experiment, preset, cell)
         path.parent.mkdir(parents=True, exist_ok=True)
-        record = {"experiment": experiment, "preset": preset, "cell": cell.plain(), "code": code_version(), **outcome}
+        record = {"experiment": experiment, "preset": preset, "cell": cell.plain(), **outcome}
         write_atomically(path, (json.dumps(record, allow_nan=False) + "\n").encode(), mode=0o644)
 
     def load(self, experiment: str, preset: str) -> list[Result]:

@@ -1,4 +1,4 @@
-"""Verdicts on what attacks take: the measured Table 1, data that differ between silos, attacks that look for a rule's weak spot."""
+"""Verdicts on what attacks take: the measured Table 1, data that differ between silos, attacks that seek a rule's weak spot."""
 
 from __future__ import annotations
 

@@ -49,6 +49,12 @@ class Silos(Protocol):
 
     def evaluate(self, model: Vector) -> Evaluation: ...
 
+    def state(self) -> dict[str, NDArray[np.generic]]:
+        """What they keep from round to round, beside their data."""
+        ...
+
+    def load_state(self, state: Mapping[str, NDArray[np.generic]]) -> None: ...
+
 
 def build_silos(cell: Cell, data_dir: Path | None, device: str = "cpu", engine: str = "auto") -> Silos:
     dataset = load_dataset(cell.dataset, data_dir, cell.judged_on)
@@ -105,7 +111,7 @@ class _StackedTraining:
     def state(self) -> dict[str, NDArray[np.generic]]:
         state: dict[str, NDArray[np.generic]] = {"step": np.array(self._step)}
         if self._momentum is not None:
-            state["momentum"] = self._momentum.cpu().numpy()
+            state["momentum"] = self._momentum.cpu().numpy().copy()
         return state
 
     def load_state(self, state: Mapping[str, NDArray[np.generic]]) -> None:
@@ -211,3 +217,11 @@ class LoopedSilos:
 
     def updates(self, model: Vector, round_number: int, coordinates: Coordinates | None = None) -> Matrix:  # noqa: ARG002
         return np.stack([model - trainer.train(model, round_number).model for trainer in self._trainers])
+
+    def state(self) -> dict[str, NDArray[np.generic]]:
+        return {f"{silo}/{name}": value for silo, trainer in enumerate(self._trainers) for name, value in trainer.state().items()}
+
+    def load_state(self, state: Mapping[str, NDArray[np.generic]]) -> None:
+        for silo, trainer in enumerate(self._trainers):
+            own = f"{silo}/"
+            trainer.load_state({name.removeprefix(own): value for name, value in state.items() if name.startswith(own)})

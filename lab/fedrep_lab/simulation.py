@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from fedrep.aggregators import AggregatorWarning
 from fedrep.errors import FedrepError, NonFiniteError, SettingsError
 from fedrep_lab.adversary import Adversary
 from fedrep_lab.cell import Cell
+from fedrep_lab.checkpoints import Checkpoints
 from fedrep_lab.methods import METHODS
 from fedrep_lab.methods.interface import ATTACK, ChoosesAhead, Matrix, Setting, Step, squares
 from fedrep_lab.shards import Vector, load_dataset, rounds_of
@@ -23,7 +24,13 @@ from fedrep_lab.silos import Silos, build_silos
 Progress = Callable[[int, int], None]
 
 
-def play(cell: Cell, data_dir: Path | None, progress: Progress | None = None, device: str = "cpu") -> dict[str, Any]:
+def play(
+    cell: Cell,
+    data_dir: Path | None,
+    progress: Progress | None = None,
+    device: str = "cpu",
+    checkpoints: Checkpoints | None = None,
+) -> dict[str, Any]:
     """The history of the training and what it comes to, ready for JSON."""
     if cell.method not in METHODS:
         raise SettingsError(f"There is no method {cell.method!r}; choose from {', '.join(METHODS)}.")
@@ -33,7 +40,7 @@ def play(cell: Cell, data_dir: Path | None, progress: Progress | None = None, de
     training = Training(replace(cell, rounds=rounds_of(cell, dataset), epochs=0.0), silos)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", AggregatorWarning)  # counted below, round by round
-        training.run(progress)
+        training.run(progress, checkpoints)
     per_epoch = len(dataset.train) / (cell.m * cell.batch_size * cell.interval)
     for point in training.history:
         point["epoch"] = round(point["round"] / per_epoch, 4)
@@ -63,17 +70,30 @@ class Training:
         self._lengths = 0.0
         self._unsent: Matrix | None = None
 
-    def run(self, progress: Progress | None = None) -> None:
+    def run(self, progress: Progress | None = None, checkpoints: Checkpoints | None = None) -> None:
         rounds = self._cell.rounds
         due = {round(rounds * (n + 1) / self._cell.evaluations) for n in range(self._cell.evaluations)} | {rounds}
-        self._look(0)
-        for number in range(1, rounds + 1):
+        done = checkpoints.restore(self) if checkpoints is not None else 0
+        if not done:
+            self._look(0)
+        for number in range(done + 1, rounds + 1):
             if not self.advance(number):
                 break
             if number in due:
                 self._look(number)
             if progress is not None:
                 progress(number, rounds)
+            if checkpoints is not None and checkpoints.due():
+                checkpoints.save(self, number)
+
+    def state(self) -> dict[str, Any]:
+        """All that the next round depends on; what the silos keep is theirs to say."""
+        own = {name: value for name, value in vars(self).items() if name not in ("_cell", "_silos")}
+        return {**own, "silos": self._silos.state()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self._silos.load_state(state["silos"])
+        vars(self).update({name: value for name, value in state.items() if name != "silos"})
 
     def advance(self, number: int) -> bool:
         """One round; False if training has left the finite numbers, which ends it."""

@@ -13,7 +13,8 @@ from typing import Any
 
 from fedrep.theory import consensus_dimension
 from fedrep_lab.catalogue import load_experiment
-from fedrep_lab.comparisons import FAILS, HOLDS, MARGIN, UNTESTED, Checks, Interval, Verdict, paired
+from fedrep_lab.comparisons import FAILS, HOLDS, MARGIN, UNTESTED, Checks, Interval, Verdict, judged, paired
+from fedrep_lab.price import price, traffic_row
 from fedrep_lab.record_verdicts import membership, record_selection, records
 from fedrep_lab.results import Result
 from fedrep_lab.robustness_verdicts import noniid, strong_attacks, table1
@@ -158,21 +159,83 @@ def residual(results: Sequence[Result]) -> Verdict:
 
 def rings(results: Sequence[Result]) -> Verdict:
     checks = Checks(results)
-    for bits in (8, 16):
-        checks.compare(f"{bits}-bit ring and real numbers", {"ring_bits": bits}, {"ring_bits": 0}, "similar")
-    return checks.verdict()
+    real = {"ring_bits": 0, "downlink_bits": 0}
+    rows = []
+    for bits in values_of(results, "ring_bits"):
+        for down in values_of(select(results, ring_bits=bits), "downlink_bits"):
+            narrow = {"ring_bits": bits, "downlink_bits": down}
+            if bits:
+                name = f"ring of {bits} bits, update in {f'{down} bits' if down else 'real numbers'}"
+                checks.compare(f"{name}, and real numbers", narrow, real, "similar")
+                if down:
+                    rows.append({"comparison": name, **traffic_row(select(results, **narrow))})
+    found = checks.verdict()
+    return Verdict(found.status, found.sentence, [*found.rows, *rows])
 
 
 def dropouts(results: Sequence[Result]) -> Verdict:
-    """The margins are the claim's own."""
+    """The margins are the claim's own. What silence does, taken apart: rounds skipped, buffers spoilt, memory gone stale."""
     checks = Checks(results)
+    rows = []
     for size in values_of(results, "s"):
         for chance in values_of(results, "dropout"):
+            silent, heard = {"s": size, "dropout": chance}, {"s": size, "dropout": 0.0}
             if chance:
-                silent, heard = {"s": size, "dropout": chance}, {"s": size, "dropout": 0.0}
                 what, within = f"s = {size}: dropouts of {chance:.0%} and none", SILENCE_COSTS.get(size, MARGIN)
                 checks.compare(what, silent, heard, "not_below", within=within)
-    return checks.verdict()
+                rows.append({"comparison": f"s = {size}, {chance:.0%} silent", **_parts(select(results, **silent))})
+    found = checks.verdict()
+    return Verdict(found.status, found.sentence, [*found.rows, *rows])
+
+
+def _parts(results: Sequence[Result]) -> dict[str, float]:
+    names = {
+        "skipped": "rounds skipped",
+        "contributing": "silos opened in a round",
+        "contaminated": "opened buffers with an attacker",
+        "residual": "memory, in typical updates",
+    }
+    return {
+        text: round(fmean(float(one.metrics[name]) for one in results), 4)
+        for name, text in names.items()
+        if results and all(name in one.metrics for one in results)
+    }
+
+
+def seats(results: Sequence[Result]) -> Verdict:
+    trained = select(results, task="train")
+    checks = Checks(trained)
+    for attack in values_of(trained, "attack"):
+        for epoch in values_of(trained, "reshuffle_every"):
+            if epoch != 1:
+                kept, anew = {"attack": attack, "reshuffle_every": epoch}, {"attack": attack, "reshuffle_every": 1}
+                checks.compare(f"{attack}: seats for {epoch} rounds, and new ones in every round", kept, anew, "not_below")
+    leaked = Checks(select(results, task="regression"))
+    for rounds in values_of(select(results, task="regression"), "rounds"):
+        for epoch in values_of(results, "reshuffle_every"):
+            if epoch != 1:
+                anew, kept = {"rounds": rounds, "reshuffle_every": 1}, {"rounds": rounds, "reshuffle_every": epoch}
+                what = f"leak over {rounds} rounds: new seats in every round, and for {epoch} rounds"
+                leaked.compare(what, anew, kept, "higher", metric="correlation")
+    done = [*checks.done, *leaked.done]
+    if not done:
+        return Verdict(UNTESTED, "The cells that this claim needs have not been run.")
+    basis = f"{min(check.difference.seeds for check in done)} seeds"
+    return judged([(one.what, one.outcome) for one in done], [one.row() for one in done], checks.missing + leaked.missing, basis)
+
+
+def essentials(results: Sequence[Result]) -> Verdict:
+    checks = Checks(results)
+    ours = {"method": "fedrep", "attack": "alie", "alpha": 0.0}
+    for value in (0.8, CALM_ALPHA):
+        checks.compare(f"alpha = {value} and 0", {**ours, "alpha": value}, ours, "similar")
+    checks.compare(f"alpha = {CALM_ALPHA} above 1", {**ours, "alpha": CALM_ALPHA}, {**ours, "alpha": 1.0}, "above")
+    for rival in ("rcgd_ef", "share"):
+        checks.compare(f"FedREP and {METHOD_NAMES[rival]}", ours, {"method": rival, "attack": "alie"}, "higher")
+    checks.compare(
+        "FedREP under ALIE, and the mean without attack", ours, {"method": "dense_mean", "attack": "none"}, "not_below"
+    )
+    return with_traffic(results, checks.verdict())
 
 
 def leaks(results: Sequence[Result]) -> Verdict:
@@ -222,6 +285,9 @@ VERDICTS: dict[str, Callable[[Sequence[Result]], Verdict]] = {
     "strong_attacks": strong_attacks,
     "rings": rings,
     "dropouts": dropouts,
+    "price": price,
+    "seats": seats,
+    "essentials": essentials,
     "leaks": leaks,
     "attendance": attendance,
     "private_leaks": private_leaks,

@@ -44,7 +44,7 @@ def initial(seed: int = 1) -> ServerModel:
     return ServerModel.initial(np.random.default_rng(seed).normal(size=D).astype(np.float32))
 
 
-@pytest.mark.parametrize("bits", [16, 32])
+@pytest.mark.parametrize("bits", [8, 16, 32])
 def test_a_silo_that_follows_holds_the_servers_model_bit_for_bit(bits: int) -> None:
     server = initial()
     silo = server.state
@@ -140,7 +140,7 @@ def test_a_silo_that_missed_an_update_finds_out() -> None:
         server.state.follow(second, indices)
 
 
-@pytest.mark.parametrize(("bits", "count", "length"), [(16, 3, 5), (16, 3, 12), (32, 3, 6), (8, 3, 3)])
+@pytest.mark.parametrize(("bits", "count", "length"), [(16, 3, 5), (16, 3, 12), (32, 3, 6), (8, 3, 6), (12, 3, 3)])
 def test_levels_of_another_length_are_refused(bits: int, count: int, length: int) -> None:
     with pytest.raises(DecodeError):
         decode_descent(Descent(b"", bytes(length), 1.0, bits), count)

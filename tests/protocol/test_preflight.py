@@ -45,7 +45,7 @@ PROBLEMS: dict[str, tuple[dict[str, object], str]] = {
     "negative c": ({"colluders": -1}, "f and c cannot be negative"),
     "no reshuffling": ({"reshuffle_every": 0}, "reshuffle_every must be at least 1 (1 = new buffers every round)"),
     "no rounds": ({"rounds": 0}, "rounds must be at least 1"),
-    "8-bit downlink": ({"downlink_bits": 8}, "downlink_bits is 16 or 32"),
+    "4-bit downlink": ({"downlink_bits": 4}, "downlink_bits is 8, 16 or 32"),
     "range zero": (
         {"smallest_range": 0.0},
         "ranges must satisfy 1e-25 <= smallest_range <= initial_range <= largest_range <= 1e+25",

@@ -13,7 +13,7 @@ FINITE = st.floats(allow_nan=False, allow_infinity=False)
 FINITE32 = st.floats(allow_nan=False, allow_infinity=False, width=32)
 
 
-@given(st.data(), st.integers(0, 20), st.sampled_from([16, 32]))
+@given(st.data(), st.integers(0, 20), st.sampled_from([8, 16, 32]))
 def test_any_finite_update_is_coded_without_overflow_and_received_as_the_server_computed_it(
     data: st.DataObject, size: int, bits: int
 ) -> None:
@@ -22,7 +22,7 @@ def test_any_finite_update_is_coded_without_overflow_and_received_as_the_server_
     sent = encode_update(values, carried, bits)
     assert np.isfinite(sent.values).all()
     assert np.isfinite(sent.residual).all()
-    assert sent.levels.dtype == (np.int16 if bits == 16 else np.float32)
+    assert sent.levels.dtype == {8: np.int8, 16: np.int16, 32: np.float32}[bits]
     received = decode_update(sent.levels.copy(), float(sent.scale))
     np.testing.assert_array_equal(received.view(np.uint32), sent.values.view(np.uint32))
 
@@ -36,12 +36,13 @@ def test_values_and_residual_add_up_to_what_was_to_be_sent(values: np.ndarray) -
     assert (np.abs(sent.residual) <= float(sent.scale) * 0.51 + 1e-33).all()
 
 
-def test_what_rounding_leaves_over_is_sent_in_later_rounds() -> None:
-    values = np.array([1.0, 1e-6])
+@pytest.mark.parametrize(("bits", "small"), [(16, 1e-6), (8, 1e-4)])
+def test_what_rounding_leaves_over_is_sent_in_later_rounds(bits: int, small: float) -> None:
+    values = np.array([1.0, small])
     carried = np.zeros(2, dtype=np.float32)
     total = np.zeros(2)
     for _ in range(200):
-        sent = encode_update(values, carried)
+        sent = encode_update(values, carried, bits)
         carried = sent.residual
         total += sent.values
     np.testing.assert_allclose(total, 200 * values, atol=float(sent.scale))
@@ -61,6 +62,9 @@ def test_the_largest_values_use_the_whole_range_of_levels() -> None:
     sent = encode_update(np.array([3.0, -3.0, 1.5]), np.zeros(3))
     assert sent.levels.tolist() in ([32767, -32767, 16384], [32767, -32767, 16383])
     np.testing.assert_allclose(sent.values, [3.0, -3.0, 1.5], atol=1e-4)
+    narrow = encode_update(np.array([3.0, -3.0, 1.5]), np.zeros(3), bits=8)
+    assert narrow.levels.tolist() in ([127, -127, 64], [127, -127, 63])
+    assert narrow.levels.nbytes == 3
 
 
 def test_thirty_two_bits_carry_float32_values_unchanged() -> None:
@@ -112,8 +116,8 @@ def test_a_scale_no_encoder_sends_is_refused(scale: float) -> None:
 
 
 def test_wrong_shapes_types_and_widths_are_refused() -> None:
-    with pytest.raises(InvalidInputError, match="16 or 32"):
-        encode_update(np.zeros(1), np.zeros(1), bits=8)
+    with pytest.raises(InvalidInputError, match="8, 16 or 32"):
+        encode_update(np.zeros(1), np.zeros(1), bits=4)
     with pytest.raises(InvalidInputError, match="shape"):
         encode_update(np.zeros(2), np.zeros(3))
     with pytest.raises(InvalidInputError, match="int16"):

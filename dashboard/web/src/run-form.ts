@@ -39,7 +39,7 @@ export const FURTHER: Field[] = [
   { key: "colluders", label: "Colluding silos at most (c)", hint: "that may help a curious server; empty: by the buffer size", optional: true },
   { key: "min_survivors", label: "Survivors to open a buffer", hint: "empty: by the buffer size", optional: true },
   { key: "reshuffle_every", label: "New buffers every", hint: "rounds of an epoch" },
-  { key: "downlink_bits", label: "Downlink", hint: "16 or 32 bits" },
+  { key: "downlink_bits", label: "Downlink", hint: "8, 16 or 32 bits" },
   { key: "initial_range", label: "First range (R)", hint: "of values in the ring" },
   { key: "smallest_range", label: "Smallest range", hint: "" },
   { key: "largest_range", label: "Largest range", hint: "" },

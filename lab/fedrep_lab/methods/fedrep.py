@@ -14,6 +14,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrep.downlink import encode_update
 from fedrep.protocol.error_memory import Contribution, ErrorMemory, Fate, Pending, Place
 from fedrep.protocol.manifests import RunHash, SiloName
 from fedrep.protocol.thresholds import default_colluders, default_min_survivors, openable_buffers, share_threshold
@@ -62,6 +63,7 @@ class FedREP:
         self._public = None if cell.selection in PROPOSED else PublicCoordinates(setting)
         self._slow: Matrix | None = np.zeros_like(self.memory) if cell.selection == "momentum" else None
         self._forgets = self._public is not None or not cell.method_settings.get("memory", True)
+        self._owed: Vector | None = np.zeros(setting.parameters, dtype=np.float32) if cell.downlink_bits else None
         self._again: dict[int, Coordinates] = {}  # what was proposed in rounds that were skipped
 
     def ahead(self, round_number: int, model: Vector) -> Coordinates | None:
@@ -101,7 +103,16 @@ class FedREP:
                 self.memory[silo] = after_opening(self.memory[silo], g[silo], agreed, sent[silo], clip_range)
         if self._forgets:
             self.memory[:] = 0.0
-        return Step(result.vector, agreed, agreed.size, agreed.size, kept, result.notes, self._measures(turnout))
+        values = self._descended(result.vector, agreed)
+        return Step(values, agreed, agreed.size, agreed.size, kept, result.notes, self._measures(turnout))
+
+    def _descended(self, values: Vector, agreed: Coordinates) -> Vector:
+        """The update as silos receive it; what its bits cannot carry the server adds next time."""
+        if self._owed is None:
+            return values
+        down = encode_update(values, self._owed[agreed], self._setting.cell.downlink_bits)
+        self._owed[agreed] = down.residual
+        return down.values
 
     def _consensus(self, g: Matrix, proposed: NDArray[np.bool_], round_number: int) -> Coordinates:
         setting, cell = self._setting, self._setting.cell
@@ -140,7 +151,9 @@ class FedREP:
         measures = {} if self._ring is None else {"clip_range": self._ring.range}
         if cell.dropout or cell.absence:
             contributing = sum(group.size for group in turnout.groups)
+            spoilt = sum(bool((group >= cell.honest).any()) for group in turnout.groups)
             measures |= {"skipped": float(not turnout.groups), "contributing": contributing / cell.m}
+            measures["contaminated"] = spoilt / max(1, len(turnout.groups))
         return measures
 
 

@@ -136,7 +136,7 @@ def energy_kept(full: Matrix, kept: Matrix, honest: int) -> float:
 
 
 def squares(rows: Matrix) -> NDArray[np.float64]:
-    """|g|^2 of every row. One product a row in its own precision: far faster than a sum in float64, which is left for huge rows."""
+    """|g|^2 of every row: a product each in its own precision, far faster than sums in float64, which are left for huge rows."""
     with np.errstate(over="ignore", invalid="ignore"):
         found = np.array([np.dot(row, row) for row in rows], dtype=np.float64)
         for row in np.flatnonzero(~np.isfinite(found)).tolist():

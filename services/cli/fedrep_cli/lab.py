@@ -21,6 +21,7 @@ Out = Annotated[Path, typer.Option("--out", help="Folder of the results.")]
 class Preset(StrEnum):
     smoke = "smoke"
     laptop = "laptop"
+    cifar = "cifar"
     paper = "paper"
 
 
@@ -48,7 +49,7 @@ def list_experiments(
 @app.command()
 def run(
     experiments: Annotated[list[str], typer.Argument(help="Experiments by name, or `all`.")],
-    preset: Annotated[Preset, typer.Option("--preset", help="How large: smoke, laptop or paper.")] = Preset.smoke,
+    preset: Annotated[Preset, typer.Option("--preset", help="How large: smoke, laptop, cifar or paper.")] = Preset.smoke,
     data_dir: Annotated[
         Path | None, typer.Option("--data-dir", help="Folder of Fashion-MNIST or CIFAR-10; smoke needs none.")
     ] = None,
@@ -69,6 +70,43 @@ def run(
 
     plan = Plan(preset.value, out, data_dir, engine.value, jobs, device, _changes(change or []))
     emit(run_experiments(load_experiments(experiments), plan, Console(stderr=True)), as_json, _summary)
+
+
+@app.command("plan")
+def plan_command(
+    experiments: Annotated[list[str], typer.Argument(help="Experiments by name, or `all`.")],
+    preset: Annotated[Preset, typer.Option("--preset", help="How large: smoke, laptop, cifar or paper.")] = Preset.laptop,
+    data_dir: Annotated[Path | None, typer.Option("--data-dir", help="Folder of the data; for --measure.")] = None,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Cells side by side.")] = 2,
+    out: Out = Path("lab-results"),
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Play a few rounds of every kind of cell that has not been run yet.")
+    ] = False,
+    change: Annotated[
+        list[str] | None, typer.Option("--set", help="Change a setting of every cell: NAME=VALUE, VALUE as in JSON.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """What is left to run and how long it takes, from the processor time of finished cells."""
+    from fedrep_lab.catalogue import load_experiments
+    from fedrep_lab.planning import planned
+    from fedrep_lab.running import Plan
+
+    plan = Plan(preset.value, out, data_dir, processes=jobs, changes=_changes(change or []))
+    emit(planned(load_experiments(experiments), plan, measure=measure), as_json, _plan)
+
+
+@app.command()
+def restore(
+    tables: Annotated[Path, typer.Argument(help="Folder of tables, as `fedrep lab report --markdown` writes them.")],
+    preset: Annotated[Preset, typer.Option("--preset", help="Of which preset they are.")] = Preset.laptop,
+    out: Out = Path("lab-results"),
+    as_json: Json = False,
+) -> None:
+    """Take up cells that were published as tables: `fedrep lab run` then runs the others alone."""
+    from fedrep_lab.archive import restore as restore_cells
+
+    emit({"folder": str(out), "restored": restore_cells(tables, out, preset.value)}, as_json, _restored)
 
 
 @app.command()
@@ -109,6 +147,25 @@ def _listing(result: Mapping[str, Any]) -> Any:
     for row in result["experiments"]:
         table.add_row(row["name"], str(row["cells"]), row["title"], row["where"])
     return table
+
+
+def _plan(result: Mapping[str, Any]) -> Any:
+    from rich.table import Table
+
+    table = Table("experiment", "cells", "left", "s per cell", "core hours", title=f"preset {result['preset']}")
+    for row in result["experiments"]:
+        left = f"{row['left']} ({row['unknown']} unknown)" if row["unknown"] else str(row["left"])
+        table.add_row(row["experiment"], str(row["cells"]), left, f"{row['seconds_per_cell']:g}", f"{row['core_hours']:g}")
+    hours = f"{result['core_hours']:g} core hours, {result['hours']:g} hours with {result['jobs']} jobs"
+    table.caption = f"{result['left']} cells left: {hours}"
+    if result["unknown"]:
+        table.caption += f"; {result['unknown']} of kinds that nobody has run yet are not counted: --measure tries them"
+    return table
+
+
+def _restored(result: Mapping[str, Any]) -> str:
+    counts = ", ".join(f"{name} {count}" for name, count in result["restored"].items())
+    return f"Restored into {result['folder']}: {counts}."
 
 
 def _summary(result: Mapping[str, Any]) -> str:

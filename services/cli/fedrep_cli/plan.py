@@ -53,7 +53,7 @@ def plan_run(
     quorum: Annotated[int | None, typer.Option("--quorum", min=1, help="Silos that must propose.")] = None,
     min_survivors: Annotated[int | None, typer.Option("--min-survivors", min=1, help="Survivors to open a buffer.")] = None,
     ring_bits: Annotated[int, typer.Option("--ring-bits", help="B: 8, 16 or 32.")] = 16,
-    downlink_bits: Annotated[int, typer.Option("--downlink-bits", help="16 or 32.")] = 16,
+    downlink_bits: Annotated[int, typer.Option("--downlink-bits", help="8, 16 or 32.")] = 16,
     aggregator: Annotated[str | None, typer.Option("--aggregator", help="The rule over buffers.")] = None,
     rounds: Annotated[int, typer.Option("--rounds", min=1, help="Rounds of the run.")] = 100,
     records: Annotated[

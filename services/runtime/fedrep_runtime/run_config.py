@@ -63,7 +63,7 @@ class RunConfig(Section):
     min_survivors: int | None = Field(default=None, ge=1, description="survivors a buffer needs to be opened")
     quorum: int | None = Field(default=None, ge=1, description="silos that a round needs")
     ring_bits: int = Field(default=16, description="B: 8, 16 or 32")
-    downlink_bits: int = Field(default=16, description="16 or 32")
+    downlink_bits: int = Field(default=16, description="8, 16 or 32")
     initial_range: float = Field(default=0.1, gt=0, description="R of the first round")
     smallest_range: float = Field(default=1e-6, gt=0)
     largest_range: float = Field(default=1e3, gt=0)
