@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +115,7 @@ class Bars:
         self._all = self._progress.add_task("cells", total=len(jobs))
         self._running: dict[str, TaskID] = {}
         self._done = 0
+        self._started = time.monotonic()
 
     def __enter__(self) -> Bars:
         self._progress.start()
@@ -128,8 +131,13 @@ class Bars:
             if key in self._running:
                 self._progress.remove_task(self._running.pop(key))
             if not self._console.is_terminal:
-                self._console.print(f"{self._done}/{self._total} {self._titles[key]}")
+                self._console.print(f"{self._done}/{self._total} {self._titles[key]}{self._left()}")
         elif key in self._titles and self._progress.disable is False:
             if key not in self._running:
                 self._running[key] = self._progress.add_task(self._titles[key], total=total)
             self._progress.update(self._running[key], completed=done)
+
+    def _left(self) -> str:
+        """From what the cells so far have taken."""
+        seconds = (time.monotonic() - self._started) / self._done * (self._total - self._done)
+        return "" if self._done == self._total else f", about {timedelta(seconds=round(seconds))} left"

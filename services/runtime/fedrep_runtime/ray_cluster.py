@@ -11,18 +11,24 @@ from typing import Any
 
 from fedrep.errors import SettingsError
 
+_LOCAL_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # Ray's name for it: there, too, a local Ray is for this machine alone
+
 
 @contextmanager
 def ray_cluster(processors: int | None = None) -> Iterator[Any]:
     """The module `ray`, connected. One that is connected already is used, and left as it is."""
+    address = os.environ.get("RAY_ADDRESS")
+    if not address:
+        # Read when ray is imported, and by all that it starts: with it a node is at 127.0.0.1, and nothing listens elsewhere.
+        os.environ.setdefault(_LOCAL_ONLY, "0")
     try:
         ray = importlib.import_module("ray")
     except ModuleNotFoundError as error:
         raise SettingsError("The Ray engine needs the package ray: pip install 'fedrep[ray]', or use --engine local.") from error
     mine = not ray.is_initialized()
     if mine:
-        address = os.environ.get("RAY_ADDRESS")
-        settings: dict[str, Any] = {"address": address} if address else {"num_cpus": processors, "include_dashboard": False}
+        local = {"num_cpus": processors, "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
+        settings: dict[str, Any] = {"address": address} if address else local
         ray.init(log_to_driver=False, logging_level=logging.ERROR, **settings)
     try:
         yield ray
