@@ -29,7 +29,7 @@ PRESETS_FILE = Path(__file__).parent / "presets.toml"
 class Figure:
     """What is drawn: accuracy curves, or a metric over the values of a setting; one panel and line per value."""
 
-    kind: str = "curves"  # curves, points or table
+    kind: str = "curves"  # curves, points, worst (cases over attacks) or table
     panels: tuple[str, ...] = ()
     lines: tuple[str, ...] = ("method",)
     x: str = ""

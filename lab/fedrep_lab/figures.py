@@ -1,4 +1,7 @@
-"""The figures: accuracy against epochs, as the paper draws them, or a number against a setting."""
+"""The figures: accuracy against epochs, as the paper draws them, a number against a setting, or a map of worst cases.
+
+Lines differ in dash and marker as well as in colour, and maps are gray: a print in black and white tells as much.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
 
 _PANEL_INCHES = (4.2, 3.2)
 _MOST_COLUMNS = 4
+_DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)), (0, (8, 2)))
+_MARKERS = "osD^vX*P"
 AXES = {
     "best_accuracy": "best top-1 accuracy",
     "peak_largest_residual": "largest entry of the memory / typical update",
@@ -26,8 +31,11 @@ AXES = {
 
 def draw(experiment: Experiment, results: Sequence[Result]) -> bytes | None:
     """A PNG, or None where the numbers are better read as a table."""
-    if experiment.figure.kind == "table" or not results:
+    if experiment.figure.kind == "table" or not any(result.cell.task == "train" for result in results):
         return None
+    results = [result for result in results if result.cell.task == "train"]
+    if experiment.figure.kind == "worst":
+        return _worst_cases(experiment, results)
     panels = _panels(experiment, results)
     figure, axes = _sheet(len(panels))
     for axis, (title, cells) in zip(axes, panels.items(), strict=False):
@@ -55,11 +63,20 @@ def _panels(experiment: Experiment, results: Sequence[Result]) -> dict[str, list
 def _curves(axis: Axes, experiment: Experiment, cells: list[Result], everything: Sequence[Result]) -> None:
     names = varying(everything, experiment.figure.lines) or list(experiment.figure.lines[:1])
     lines = grouped(cells, lambda result: label(result, names))
-    for text, members in sorted(lines.items()):
+    order = _styles(everything, names)
+    for text, members in sorted(lines.items(), key=lambda item: order.index(item[0])):
         chosen = best_rate(members)
         epochs = [point["epoch"] for point in chosen[0].history]
         by_epoch = list(zip(*(_accuracies(one, len(epochs)) for one in chosen), strict=True))
-        (line,) = axis.plot(epochs, [statistics.fmean(values) for values in by_epoch], label=text, linewidth=1.2)
+        (line,) = axis.plot(
+            epochs,
+            [statistics.fmean(values) for values in by_epoch],
+            label=text,
+            linewidth=1.2,
+            markersize=4,
+            markevery=max(1, len(epochs) // 6),
+            **_style(order.index(text)),
+        )
         if len(chosen) > 1:  # from the worst to the best seed
             lowest, highest = [min(values) for values in by_epoch], [max(values) for values in by_epoch]
             axis.fill_between(epochs, lowest, highest, color=line.get_color(), alpha=0.15, linewidth=0)
@@ -78,6 +95,7 @@ def _points(axis: Axes, experiment: Experiment, cells: list[Result], everything:
     drawn = experiment.figure
     places = [place_name(drawn.x, place) for place in places_of(everything, drawn.x)]  # panels share an axis
     positions = {place: float(number) for number, place in enumerate(places)}
+    order = _styles(everything, drawn.lines)
     for text, members in sorted(grouped(cells, lambda result: label(result, drawn.lines)).items()):
         by_place = grouped(members, lambda result: place_name(drawn.x, getattr(result.cell, drawn.x)))
         xs = [positions[place] for place in positions if place in by_place]
@@ -86,11 +104,65 @@ def _points(axis: Axes, experiment: Experiment, cells: list[Result], everything:
             for place in positions
             if place in by_place
         ]
-        axis.plot(xs, ys, marker="o", label=text, linewidth=1.0, markersize=4)
+        axis.plot(xs, ys, label=text, linewidth=1.0, markersize=4, **_style(order.index(text)))
     axis.set_xticks(list(positions.values()), list(positions), rotation=30 if len(places[-1]) > 5 else 0, fontsize=8)
     axis.set_xlabel(AXES.get(drawn.x, shown(drawn.x, "").split(" = ")[0]), fontsize=8)
     axis.set_ylabel(AXES.get(drawn.y, drawn.y), fontsize=8)
     axis.tick_params(labelsize=8)
+
+
+def _styles(results: Sequence[Result], names: Sequence[str]) -> list[str]:
+    """A line looks the same in every panel."""
+    return sorted({label(result, names) for result in results})
+
+
+def _style(number: int) -> dict[str, Any]:
+    return {
+        "color": f"C{number % 10}",
+        "linestyle": _DASHES[number % len(_DASHES)],
+        "marker": _MARKERS[number % len(_MARKERS)],
+    }
+
+
+def _worst_cases(experiment: Experiment, results: Sequence[Result]) -> bytes:
+    """For every pair of values: the least mean accuracy over all attacks, and the attack that it is due to."""
+    drawn = experiment.figure
+    rows = _styles(results, (drawn.x,))
+    columns = _styles(results, drawn.lines)
+    worst: dict[tuple[str, str], tuple[float, str]] = {}
+    for (row, column, attack), members in _by_attack(results, drawn.x, drawn.lines).items():
+        found = statistics.fmean(float(one.metrics[drawn.y]) for one in best_rate(members))
+        worst[row, column] = min(worst.get((row, column), (2.0, "")), (found, attack))
+    figure, axes = _sheet(1)
+    figure.set_size_inches(1.6 + 1.35 * len(columns), 1.0 + 0.42 * len(rows))
+    axis = axes[0]
+    numbers = [[worst.get((row, column), (float("nan"), ""))[0] for column in columns] for row in rows]
+    axis.imshow(numbers, cmap="gray", vmin=0.0, vmax=1.0, aspect="auto")
+    for y, row in enumerate(rows):
+        for x, column in enumerate(columns):
+            if (row, column) in worst:
+                found, attack = worst[row, column]
+                axis.text(
+                    x,
+                    y,
+                    f"{found:.3f}\n{attack}",
+                    ha="center",
+                    va="center",
+                    fontsize=7,
+                    color="black" if found > 0.5 else "white",
+                )
+    axis.set_xticks(range(len(columns)), columns, fontsize=7, rotation=20, ha="right")
+    axis.set_yticks(range(len(rows)), [row.partition(" = ")[2] for row in rows], fontsize=8)
+    axis.set_title("least accuracy over all attacks, and the attack", fontsize=9)
+    return _png(figure)
+
+
+def _by_attack(results: Sequence[Result], x: str, lines: Sequence[str]) -> dict[tuple[str, str, str], list[Result]]:
+    found: dict[tuple[str, str, str], list[Result]] = {}
+    for result in results:
+        if result.cell.attack != "none":
+            found.setdefault((label(result, (x,)), label(result, lines), result.cell.attack), []).append(result)
+    return found
 
 
 def _sheet(count: int) -> tuple[Figure, list[Any]]:

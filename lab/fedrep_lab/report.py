@@ -1,24 +1,26 @@
 """What the lab found, on one page: each figure beside the paper's claim, the verdict, and the numbers behind it.
 
-The HTML page has everything inside; the Markdown folder holds the same as a page, PNG files and CSV tables, for a repository.
+The HTML page has everything inside; the Markdown folder holds the same as a page per claim, PNG files and CSV tables, for a
+repository.
 """
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from fedrep.errors import NotFoundError
+from fedrep_lab import tuning
 from fedrep_lab.catalogue import Experiment, load_experiments, load_presets
 from fedrep_lab.comparisons import Verdict
 from fedrep_lab.figures import draw
 from fedrep_lab.results import Result, ResultFolder, tables_of
-from fedrep_lab.scores import values_of
+from fedrep_lab.scores import grouped, label, values_of
 from fedrep_lab.verdicts import judge
 from fedrep_runtime.files import write_atomically
 
@@ -33,6 +35,7 @@ class Section:
     results: Sequence[Result]
     verdict: Verdict
     figure: bytes | None
+    tunes: bool = False
 
     @property
     def picture(self) -> str:
@@ -51,6 +54,21 @@ class Section:
             if values:
                 parts.append(f"{name} {', '.join(map(str, values))}")
         return "; ".join(parts)
+
+    @property
+    def seeds(self) -> str:
+        """How many seeds stand behind it: of all cells alike, or from the fewest to the most."""
+        counts = [len({one.cell.seed for one in group}) for group in grouped(self.results, _apart_from_seed).values()]
+        if not counts:
+            return ""
+        return str(counts[0]) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+
+    @property
+    def tuned(self) -> str:
+        """The rates of its methods; nothing where the experiment names them itself."""
+        found = {label(one, ("method", "rule", "pre", "beta", "interval")): one.cell.rate for one in self.results}
+        trained = any(one.cell.task == "train" and not one.cell.record_epsilon for one in self.results)
+        return "; ".join(f"{name}: {rate:g}" for name, rate in sorted(found.items())) if trained and self.tunes else ""
 
     @property
     def cpu_minutes(self) -> float:
@@ -78,6 +96,7 @@ def write_report(folder: Path, preset: str | None, page: Path, markdown: Path | 
     run = [section for section in sections if section.results]
     facts = {
         "preset": chosen,
+        "folder": folder,
         "about": load_presets()[chosen]["about"],
         "sections": sections,
         "cells": sum(len(section.results) for section in sections),
@@ -105,7 +124,12 @@ def write_report(folder: Path, preset: str | None, page: Path, markdown: Path | 
 
 def _section(experiment: Experiment, preset: str, folder: ResultFolder) -> Section:
     results = sorted(folder.load(experiment.name, preset), key=lambda result: result.cell.key())
-    return Section(experiment, results, judge(experiment.verdict, preset, results), draw(experiment, results))
+    tunes = bool(experiment.tuning(preset))
+    return Section(experiment, results, judge(experiment.verdict, preset, results), draw(experiment, results), tunes)
+
+
+def _apart_from_seed(result: Result) -> str:
+    return replace(result.cell, seed=0).key()
 
 
 def _write_markdown(folder: Path, templates: Environment, facts: dict[str, Any], sections: Sequence[Section]) -> None:
@@ -115,5 +139,10 @@ def _write_markdown(folder: Path, templates: Environment, facts: dict[str, Any],
             write_atomically(folder / f"{section.experiment.name}.png", section.figure, mode=0o644)
         for name, text in tables_of(section.experiment.name, section.results).items():
             write_atomically(folder / name, text.encode(), mode=0o644)
+    for name, text in tables_of(tuning.NAME, ResultFolder(facts["folder"]).load(tuning.NAME, facts["preset"])).items():
+        write_atomically(folder / name, text.encode(), mode=0o644)
     plain = templates.overlay(autoescape=False)
+    for section in sections:
+        page = plain.get_template("claim.md.j2").render(**facts, section=section)
+        write_atomically(folder / f"{section.experiment.name}.md", page.encode(), mode=0o644)
     write_atomically(folder / "verdicts.md", plain.get_template("verdicts.md.j2").render(facts).encode(), mode=0o644)

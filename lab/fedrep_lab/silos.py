@@ -57,7 +57,10 @@ class Silos(Protocol):
 
 
 def build_silos(cell: Cell, data_dir: Path | None, device: str = "cpu", engine: str = "auto") -> Silos:
-    dataset = load_dataset(cell.dataset, data_dir, cell.judged_on)
+    return build_on(cell, load_dataset(cell.dataset, data_dir, cell.judged_on), device, engine)
+
+
+def build_on(cell: Cell, dataset: ImageDataset, device: str, engine: str = "auto") -> Silos:
     if cell.method == "central":  # one silo with all the data, and as many samples per step as all silos together
         cell = replace(cell, m=1, f=0, s=1, batch_size=cell.batch_size * cell.m)
     module = model_of(cell, dataset.input_shape, len(dataset.classes))

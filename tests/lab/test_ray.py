@@ -80,9 +80,8 @@ def test_a_local_ray_listens_on_this_machine_alone_and_a_killed_workers_cell_is_
         killer = threading.Thread(target=kill_one)
         killer.start()
         try:
-            outcome = run_experiments(
-                [EXPERIMENT], Plan("smoke", tmp_path / "ray", engine="ray", processes=2, changes={"rounds": 600}), QUIET
-            )
+            plan = Plan("smoke", tmp_path / "ray", engine="ray", processes=2, changes=LONG)
+            outcome = run_experiments([experiment], plan, QUIET)
         finally:
             done.set()
             killer.join()

@@ -61,8 +61,8 @@ def test_a_run_tunes_first_and_gives_every_cell_the_rate_that_was_best_on_held_o
     presets = catalogue.load_presets()
     presets["smoke"]["tuning"] = TUNING
     monkeypatch.setattr(catalogue, "load_presets", lambda: presets)
-    tables = {"title": "t", "where": "w", "claim": "c", "verdict": "alpha", "grid": {"alpha": [0.0, 0.5]}}
-    tables |= {"variants": [{}, {"rate": 0.3, "beta": 0.0}]}
+    tables: dict[str, Any] = {"title": "t", "where": "w", "claim": "c", "verdict": "alpha", "grid": {"alpha": [0.0, 0.5]}}
+    tables["variants"] = [{}, {"rate": 0.3, "beta": 0.0}]
     experiment = experiment_from("alpha_cclip", tables)
     outcome = run_experiments([experiment], Plan("smoke", tmp_path), QUIET)
     assert (outcome["tuned"], outcome["ran"]) == (2, 4)

@@ -164,7 +164,7 @@ def test_where_an_experiment_names_several_rates_the_best_of_them_counts() -> No
 
 
 def test_the_best_of_a_rivals_settings_counts_against_fedrep() -> None:
-    rival = {"method": "sparse_secagg", "ratio": 0.05, "rate": 0.5}
+    rival: dict[str, Any] = {"method": "sparse_secagg", "ratio": 0.05, "rate": 0.5}
     results = [
         *seeded(0.79, method="fedrep", s=4),
         *seeded(0.82, **rival),
