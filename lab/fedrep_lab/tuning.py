@@ -27,7 +27,9 @@ def tuning_cells(cell: Cell, table: Mapping[str, Any], also: Sequence[str] = ())
     shared = {name: value for name, value in table.items() if name != "rates"}
     kept = {name: getattr(cell, name) for name in (*_OWN, *also, "dataset", "model", "model_options", "precision", "m")}
     attack = "none" if cell.method in _DEFENCELESS or cell.rule == "mean" else "alie"
-    base = replace(Cell(**kept), attack=attack if cell.f else "none", f=cell.f, seed=_SEED, judged_on="validation", **shared)
+    base = Cell(
+        **{**kept, "attack": attack if cell.f else "none", "f": cell.f, "seed": _SEED, "judged_on": "validation", **shared}
+    )
     if cell.method in _DEFENCELESS:
         base = replace(base, rule="mean", rule_settings={}, pre=(), f=0)
     return [replace(base, rate=float(rate)) for rate in table["rates"]]

@@ -160,15 +160,14 @@ def residual(results: Sequence[Result]) -> Verdict:
 def rings(results: Sequence[Result]) -> Verdict:
     checks = Checks(results)
     real = {"ring_bits": 0, "downlink_bits": 0}
+    run = {(one.cell.ring_bits, one.cell.downlink_bits) for one in results if one.cell.ring_bits}
     rows = []
-    for bits in values_of(results, "ring_bits"):
-        for down in values_of(select(results, ring_bits=bits), "downlink_bits"):
-            narrow = {"ring_bits": bits, "downlink_bits": down}
-            if bits:
-                name = f"ring of {bits} bits, update in {f'{down} bits' if down else 'real numbers'}"
-                checks.compare(f"{name}, and real numbers", narrow, real, "similar")
-                if down:
-                    rows.append({"comparison": name, **traffic_row(select(results, **narrow))})
+    for bits, down in sorted(run | {(8, 8), (8, 16), (16, 16)}):
+        narrow = {"ring_bits": bits, "downlink_bits": down}
+        name = f"ring of {bits} bits, update in {f'{down} bits' if down else 'real numbers'}"
+        checks.compare(f"{name}, and real numbers", narrow, real, "similar")
+        if down and (cells := select(results, **narrow)):
+            rows.append({"comparison": name, **traffic_row(cells)})
     found = checks.verdict()
     return Verdict(found.status, found.sentence, [*found.rows, *rows])
 
