@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, NewType
 
 from fedrep.errors import InvalidInputError
 from fedrep.protocol.thresholds import share_threshold
-from fedrep.secagg.transcript import Field, digest
+from fedrep.secagg.transcript import Encoded, Field, digest, encode
 
 SiloName = NewType("SiloName", str)
 RunHash = NewType("RunHash", bytes)
@@ -214,6 +214,18 @@ def _flat(value: object) -> Field:
         return value
     if isinstance(value, tuple):
         return tuple(_flat(item) for item in value)
+    if isinstance(value, RosterEntry):
+        return _encoded_entry(value)
+    return _pairs(value)
+
+
+@lru_cache(maxsize=4096)
+def _encoded_entry(entry: RosterEntry) -> Encoded:
+    """Remembered, because a session lists the same in each of its rounds."""
+    return Encoded(encode(_pairs(entry)))
+
+
+def _pairs(value: object) -> Field:
     kind: Any = type(value)
     pairs = ((name, getattr(value, name)) for name in signed_fields(kind))
     return tuple((name, _flat(item)) for name, item in pairs if item is not None)

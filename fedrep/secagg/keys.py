@@ -240,8 +240,13 @@ def derive(secret: SecretBytes, label: str, *context: Field) -> bytes:
 
 
 def expand(secret: SecretBytes, label: str, *context: Field) -> bytes:
-    """HKDF-Expand alone, one block: for a secret that is a uniform key already, many times a round."""
-    return hmac.digest(secret.reveal(), encode(label, *context) + b"\x01", "sha256")
+    """HKDF-Expand alone, one block: for a secret that is a uniform key already."""
+    return expand_encoded(secret, encode(label, *context))
+
+
+def expand_encoded(secret: SecretBytes, info: bytes) -> bytes:
+    """The same for a context that is encoded already, since most of it is the same for all holders of a round."""
+    return hmac.digest(secret.reveal(), info + b"\x01", "sha256")
 
 
 def commitment(secret: bytes) -> bytes:

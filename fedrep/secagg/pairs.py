@@ -11,10 +11,12 @@ import hmac
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from fedrep.secagg.keys import AgreementKey, SecretBytes, derive, expand
+from fedrep.secagg.keys import AgreementKey, SecretBytes, derive, expand_encoded
 from fedrep.secagg.shares import open_share, seal_share
+from fedrep.secagg.transcript import encode, encode_text
 
 MAC_BYTES = 16
+_NEXT = encode("next")
 
 
 def link(agreed: SecretBytes, run: bytes, first: int, number: int) -> SecretBytes:
@@ -26,7 +28,7 @@ def link(agreed: SecretBytes, run: bytes, first: int, number: int) -> SecretByte
 
 
 def next_link(chain: SecretBytes) -> SecretBytes:
-    return SecretBytes(expand(chain, "next"))
+    return SecretBytes(expand_encoded(chain, _NEXT))
 
 
 class Pairs:
@@ -99,5 +101,6 @@ class RoundPairs:
         key = self._mac_keys.get(names)
         if key is None:
             secret = self.secrets[receiver if sender == self.own else sender]
-            key = self._mac_keys[names] = SecretBytes(expand(secret, "mac", self.c1, sender, receiver))
+            info = encode_text("mac") + encode(self.c1) + encode_text(sender) + encode_text(receiver)
+            key = self._mac_keys[names] = SecretBytes(expand_encoded(secret, info))
         return hmac.digest(key.reveal(), message, "sha256")[:MAC_BYTES]

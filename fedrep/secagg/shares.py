@@ -11,17 +11,21 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from fedrep.errors import CryptoError, InvalidInputError
-from fedrep.secagg.keys import SecretBytes, expand
+from fedrep.secagg.keys import SecretBytes, expand_encoded
 from fedrep.secagg.shamir import ELEMENT_BYTES
-from fedrep.secagg.transcript import encode
+from fedrep.secagg.transcript import encode, encode_text
 
 SEALED_BYTES = 2 * ELEMENT_BYTES + 16  # two shares and the tag
 
 _NONCE = bytes(12)
 
 
-def _cipher(shared: SecretBytes, c1: bytes, dealer: str, holder: str) -> AESGCM:
-    return AESGCM(expand(shared, "share", c1, dealer, holder))
+def _cipher(shared: SecretBytes, context: bytes) -> AESGCM:
+    return AESGCM(expand_encoded(shared, encode_text("share") + context))
+
+
+def _context(c1: bytes, dealer: str, holder: str) -> bytes:
+    return encode(c1) + encode_text(dealer) + encode_text(holder)
 
 
 def seal_share(shared: SecretBytes, c1: bytes, dealer: str, holder: str, seed_share: bytes, key_share: bytes) -> bytes:
@@ -31,8 +35,8 @@ def seal_share(shared: SecretBytes, c1: bytes, dealer: str, holder: str, seed_sh
     """
     if len(seed_share) != ELEMENT_BYTES or len(key_share) != ELEMENT_BYTES:
         raise InvalidInputError(f"a share has {ELEMENT_BYTES} bytes, these have {len(seed_share)} and {len(key_share)}")
-    cipher = _cipher(shared, c1, dealer, holder)
-    return cipher.encrypt(_NONCE, seed_share + key_share, encode(c1, dealer, holder))
+    context = _context(c1, dealer, holder)
+    return _cipher(shared, context).encrypt(_NONCE, seed_share + key_share, context)
 
 
 def open_share(shared: SecretBytes, c1: bytes, dealer: str, holder: str, ciphertext: bytes) -> tuple[bytes, bytes]:
@@ -40,7 +44,8 @@ def open_share(shared: SecretBytes, c1: bytes, dealer: str, holder: str, ciphert
     if len(ciphertext) != SEALED_BYTES:
         raise CryptoError(f"a sealed share has {SEALED_BYTES} bytes, the one of {dealer!r} has {len(ciphertext)}")
     try:
-        plaintext = _cipher(shared, c1, dealer, holder).decrypt(_NONCE, ciphertext, encode(c1, dealer, holder))
+        context = _context(c1, dealer, holder)
+        plaintext = _cipher(shared, context).decrypt(_NONCE, ciphertext, context)
     except InvalidTag:
         raise CryptoError(f"the share {dealer!r} dealt to {holder!r} does not open: wrong key, round or name") from None
     return plaintext[:ELEMENT_BYTES], plaintext[ELEMENT_BYTES:]

@@ -8,12 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
 
 from fedrep.errors import InvalidInputError
 
-Field: TypeAlias = "int | str | bytes | bool | float | tuple[Field, ...] | None"
+Field: TypeAlias = "int | str | bytes | bool | float | tuple[Field, ...] | Encoded | None"
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A field that was encoded before: it stands in a transcript as it would by itself."""
+
+    data: bytes
+
 
 _HEADER = struct.Struct(">cQ")
 _DOUBLE = struct.Struct(">d")
@@ -46,6 +55,8 @@ def _append(fields: tuple[Field, ...], parts: list[bytes]) -> None:
             parts += (_HEADER.pack(b"i", len(body)), body)
         elif isinstance(field, float):
             parts += (_HEADER.pack(b"d", 8), _DOUBLE.pack(field))
+        elif isinstance(field, Encoded):
+            parts.append(field.data)
         elif field is None:
             parts.append(_HEADER.pack(b"n", 0))
         else:
@@ -65,6 +76,12 @@ def encode(*fields: Field) -> bytes:
     parts: list[bytes] = []
     _append(fields, parts)
     return b"".join(parts)
+
+
+@lru_cache(maxsize=4096)
+def encode_text(text: str) -> bytes:
+    """Of names, which recur in every key of a round. Fields follow each other without anything between them."""
+    return encode(text)
 
 
 def digest(tag: str, *fields: Field) -> bytes:
