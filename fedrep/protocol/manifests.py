@@ -163,6 +163,7 @@ class RoundManifest:
     byzantine: int
     deadlines: Deadlines
     _context: bytes = field(default=b"", init=False, repr=False, compare=False)
+    _entries: dict[str, RosterEntry] | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def names(self) -> tuple[SiloName, ...]:
@@ -173,7 +174,11 @@ class RoundManifest:
         return share_threshold(len(self.roster))
 
     def entry(self, name: str) -> RosterEntry | None:
-        return next((entry for entry in self.roster if entry.name == name), None)
+        """The first of that name: rules refuse a roster with two."""
+        if self._entries is None:
+            object.__setattr__(self, "_entries", {entry.name: entry for entry in reversed(self.roster)})
+        assert self._entries is not None
+        return self._entries.get(name)
 
     def context(self) -> bytes:
         """C1: the hash that the records' signatures and the shares' associated data are bound to. Worked out once."""

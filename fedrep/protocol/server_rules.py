@@ -60,7 +60,7 @@ def check_promise(entry: RosterEntry, run: RunManifest) -> None:
 
 
 def check_member(silo: SiloName, manifest: RoundManifest) -> None:
-    if silo not in manifest.names:
+    if manifest.entry(silo) is None:
         raise UnknownSiloError(f"{silo!r} is not in the roster of round {manifest.round}; join and wait for the next round")
 
 

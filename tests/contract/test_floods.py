@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedrep.errors import DecodeError, LimitError
 from fedrep.protocol.manifests import SiloName
+from fedrep.secagg.pairs import MAC_BYTES
 from fedrep.secagg.shamir import MAX_HOLDERS
 from fedrep.wire import chunks
 from fedrep.wire.v1 import federation_pb2 as pb
@@ -292,6 +293,12 @@ def test_a_round_stays_within_every_limit(at: Stage) -> None:
     limits.check_message(PREFIX + "ProposeCoordinates", first.ByteSize(), first=True)
     wanted = pb.GetCertificatesRequest(run=bytes(32), fingerprints=[bytes(32)] * MAX_HOLDERS)
     limits.check_message(PREFIX + "GetCertificates", wanted.ByteSize(), first=True)
+    macs, signature = bytes(MAC_BYTES * MAX_HOLDERS), bytes(72)
+    submission = pb.SubmissionHeader(run=bytes(32), round=2**40, signature=signature, masked_sha256=bytes(32), macs=macs)
+    first_part = pb.SubmitMaskedShareRequest(header=submission)
+    limits.check_message(PREFIX + "SubmitMaskedShare", first_part.ByteSize(), first=True)
+    confirmation = pb.ConfirmSurvivorsRequest(run=bytes(32), round=2**40, signature=signature, macs=macs)
+    limits.check_message(PREFIX + "ConfirmSurvivors", confirmation.ByteSize(), first=True)
     chunk = pb.ProposeCoordinatesRequest(chunk=bytes(chunks.CHUNK_BYTES))
     limits.check_message(PREFIX + "ProposeCoordinates", chunk.ByteSize(), first=False)
     with pytest.raises(DecodeError):

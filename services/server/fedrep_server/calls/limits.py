@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedrep.errors import DecodeError, LimitError
+from fedrep.secagg.pairs import MAC_BYTES
 from fedrep.secagg.shamir import MAX_HOLDERS
 from fedrep.wire.chunks import CHUNK_BYTES
 from fedrep_server.calls.permissions import FEDERATION
@@ -24,13 +25,14 @@ REPORT = 16 * 1024  # the longest text the store keeps, in the widest letters
 
 _SINGLE = {
     "GetCertificates": ENVELOPE + PER_FINGERPRINT * (MAX_HOLDERS + 1),
+    "ConfirmSurvivors": ENVELOPE + MAC_BYTES * MAX_HOLDERS,
     "RevealShares": ENVELOPE + PER_SHARE_REVEALED * MAX_HOLDERS,
     "ReportMetrics": REPORT,
     "Play": CHUNK_BYTES + ENVELOPE,  # what each call in it may hold is asked for when it is known which it is
 }
 _HEADERS = {
     "ProposeCoordinates": ENVELOPE + PER_HOLDER_PROPOSED * MAX_HOLDERS,
-    "SubmitMaskedShare": ENVELOPE,
+    "SubmitMaskedShare": ENVELOPE + MAC_BYTES * MAX_HOLDERS,
 }
 
 

@@ -62,6 +62,8 @@ class ServerMetrics:
         self._range = gauge("fedrep_clip_range", "R, the range values are clipped to", ["run"])
         self._clip_rate = gauge("fedrep_clip_rate", "Share of proposers whose values the range clips", ["run"])
         self._epsilon = gauge("fedrep_epsilon_round", "Exact epsilon of one proposal; absent without guarantee", ["run"])
+        self._by_method: dict[tuple[str, str], tuple[Counter, Histogram]] = {}
+        self._by_caller: dict[tuple[str, str], tuple[Counter, Counter]] = {}
 
     def watch_disk(self, folder: Path) -> None:
         """Of the data folder; a database server's disk is its own operator's."""
@@ -74,12 +76,29 @@ class ServerMetrics:
         self._failures.inc()
 
     def called(self, call: FinishedCall) -> None:
-        short = call.method.rsplit("/", 1)[-1]
-        self._calls.labels(short, call.code).inc()
-        self._seconds.labels(short).observe(call.seconds)
+        count, seconds = self._of_method(call.method, call.code)
+        count.inc()
+        seconds.observe(call.seconds)
         if call.caller:
-            self._bytes.labels(short, call.caller, "up").inc(call.up)
-            self._bytes.labels(short, call.caller, "down").inc(call.down)
+            up, down = self._of_caller(call.method, call.caller)
+            up.inc(call.up)
+            down.inc(call.down)
+
+    def _of_method(self, method: str, code: str) -> tuple[Counter, Histogram]:
+        """Looked up once: every message of a round is a call."""
+        known = self._by_method.get((method, code))
+        if known is None:
+            short = method.rsplit("/", 1)[-1]
+            known = self._by_method[method, code] = self._calls.labels(short, code), self._seconds.labels(short)
+        return known
+
+    def _of_caller(self, method: str, caller: str) -> tuple[Counter, Counter]:
+        known = self._by_caller.get((method, caller))
+        if known is None:
+            short = method.rsplit("/", 1)[-1]
+            up, down = (self._bytes.labels(short, caller, way) for way in ("up", "down"))
+            known = self._by_caller[method, caller] = up, down
+        return known
 
     def round_ended(self, ended: EndedRound) -> None:
         run, row = ended.run, ended.row
