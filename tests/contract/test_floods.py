@@ -21,7 +21,7 @@ from fedrep.secagg.pairs import MAC_BYTES
 from fedrep.secagg.shamir import MAX_HOLDERS
 from fedrep.wire import chunks
 from fedrep.wire.v1 import federation_pb2 as pb
-from fedrep_server.calls import expected, limits
+from fedrep_server.calls import expected, limits, servicer
 from tests.contract.refusals import changed
 from tests.harness.live_server import SILOS, LiveServer, Stage, connect, refusal, stage, wait_until
 from tests.harness.mini_silo import SECONDS, streamed
@@ -210,6 +210,7 @@ def test_what_came_in_chunks_is_put_together_off_the_event_loop(at: Stage, monke
         return finish(self)
 
     monkeypatch.setattr(chunks.Assembler, "finish", noted)
+    monkeypatch.setattr(servicer, "INLINE_BYTES", 10)  # a round of this size has no large messages
     at.last.propose(*at.sent[f"proposal/{at.last.name}"])
     assert where
     assert at.server.thread_name not in where
