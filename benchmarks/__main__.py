@@ -24,6 +24,7 @@ BENCHMARKS = {
     "rivals": "whole rounds and two poisoned silos of ten: Flower, NVFlare and FedREP",
     "flood": "an honest Join while another silo floods the server, against a quiet server",
     "server_memory": "the server's peak memory with 32 silos and 5 million parameters",
+    "large": "server and silos with a hundred million parameters: processor time, seconds and peak memory",
     "lab_batching": "training many simulated silos at once against a loop",
 }
 TAKES_QUICK = ("aggregators", "rivals", "scaling", "secagg", "wide_area", "wire")

@@ -62,6 +62,7 @@ class Figures:
 
     seconds: list[float] = field(default_factory=list)
     silo_cpu: float = 0.0
+    training_cpu: float = 0.0
     silo_peak_mb: float = 0.0
     server: dict[str, Any] = field(default_factory=dict)
     up: Counter[str] = field(default_factory=Counter)
@@ -89,12 +90,18 @@ class SubtractingTrainer:
         self.layout = layout
         self._update = update
         self._step = step
+        self.cpu = 0.0
 
     def initial(self) -> NDArray[np.float32]:
         return np.zeros(self.layout.size, np.float32)
 
     def train(self, model: NDArray[np.float32], round_number: int) -> TrainResult:  # noqa: ARG002
-        return TrainResult(model - np.roll(self._update, self._step), loss=0.0, samples=1)
+        begun, place = time.thread_time(), self.layout.size - self._step
+        trained = np.empty_like(model)
+        np.subtract(model[self._step :], self._update[:place], out=trained[self._step :])
+        np.subtract(model[: self._step], self._update[place:], out=trained[: self._step])
+        self.cpu += time.thread_time() - begun
+        return TrainResult(trained, loss=0.0, samples=1)
 
     def evaluate(self, model: NDArray[np.float32]) -> Evaluation:  # noqa: ARG002
         return Evaluation(loss=0.0, accuracy=None, samples=1)
@@ -160,6 +167,12 @@ class IdleSilo(SiloDaemon):
         self.meter = MeteredConnection(address, lambda: credentials, Audit(settings.state / "audit.jsonl"))
         super().__init__(settings, credentials, credentials.trust_store(), trainer, connection=self.meter)
         self._heard = heard
+        self._idle = trainer
+
+    @property
+    def training_cpu(self) -> float:
+        """Seconds, of trainers that count them."""
+        return float(getattr(self._idle, "cpu", 0.0))
 
     async def _carry_out(self, effect: Effect) -> None:
         if isinstance(effect, Report):
@@ -204,6 +217,21 @@ async def federation(
     shape: Shape, route: Route = lambda _, port: port, trainers: Trainers | None = None
 ) -> AsyncIterator[tuple[Callable[[Callable[[News], None]], list[IdleSilo]], Any]]:
     """Certificates, a server process, a created run; yields what makes its silos, and the pipe to the server."""
+    make = trainers if trainers is not None else subtracting(shape)
+    async with served_run(shape, make) as (folder, port, names, pipe):
+
+        def silos(heard: Callable[[News], None]) -> list[IdleSilo]:
+            return [
+                IdleSilo(f"localhost:{route(name, port)}", folder / name, make(number), heard)
+                for number, name in enumerate(names)
+            ]
+
+        yield silos, pipe
+
+
+@asynccontextmanager
+async def served_run(shape: Shape, make: Trainers) -> AsyncIterator[tuple[Path, int, tuple[str, ...], Any]]:
+    """The folder with everybody's credentials, the server's port, the silos' names, and the pipe to the server."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         authority = CertificateAuthority.create(folder / "ca", FEDERATION, "a passphrase for benchmarks")
@@ -218,20 +246,12 @@ async def federation(
         process.start()
         try:
             port = pipe.recv()
-            make = trainers if trainers is not None else subtracting(shape)
             vector = make(0).initial()
             signed = await asyncio.to_thread(create_run, shape, f"localhost:{port}", admin, make(0).layout, vector)
             names = signed.manifest.silos
             for name in names:
                 issue(name, Role.SILO)
-
-            def silos(heard: Callable[[News], None]) -> list[IdleSilo]:
-                return [
-                    IdleSilo(f"localhost:{route(name, port)}", folder / name, make(number), heard)
-                    for number, name in enumerate(names)
-                ]
-
-            yield silos, pipe
+            yield folder, port, tuple(names), pipe
         finally:
             pipe.send("stop")
             process.join(30)
@@ -291,6 +311,7 @@ async def play(
             pipe.recv()
             figures.silo_cpu = -cpu_seconds()
             WORK.clear()
+            figures.training_cpu = -sum(silo.training_cpu for silo in silos)
             for silo in silos:
                 silo.meter.up.clear()
                 silo.meter.down.clear()
@@ -300,6 +321,7 @@ async def play(
                 reset()
             if number == shape.rounds + warm_up:
                 figures.silo_cpu += cpu_seconds()
+                figures.training_cpu += sum(silo.training_cpu for silo in silos)
                 figures.silo_peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
                 for silo in silos:
                     figures.up.update(silo.meter.up)

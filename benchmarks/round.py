@@ -32,6 +32,7 @@ def main() -> None:
     )
     print(f"  round        {result['ms_per_round_min']:8.0f} ms at best, {result['ms_per_round_median']:.0f} ms median")
     print(f"  CPU          {result['cpu_ms_server']:8.0f} ms server, {result['cpu_ms_all_silos']:.0f} ms all silos together")
+    print(f"               {result['cpu_ms_per_silo']:8.1f} ms a silo, besides training")
     up, down = result["kb_up_per_silo"], result["kb_down_per_silo"]
     print(f"  per silo     {up + down:8.1f} KB: {up:.1f} up, {down:.1f} down")
     print_server_work(result)
@@ -52,6 +53,7 @@ def summary(shape: Shape, figures: Figures) -> dict[str, Any]:
         "ms_per_round_median": 1e3 * statistics.median(figures.seconds),
         "cpu_ms_server": 1e3 * figures.server["cpu"] / count,
         "cpu_ms_all_silos": 1e3 * figures.silo_cpu / count,
+        "cpu_ms_per_silo": 1e3 * (figures.silo_cpu - figures.training_cpu) / count / shape.silos,
         "kb_up_per_silo": figures.sent / count / shape.silos / 1e3,
         "kb_down_per_silo": figures.received / count / shape.silos / 1e3,
         "server_peak_mb": figures.server["peak_mb"],

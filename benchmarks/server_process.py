@@ -88,7 +88,11 @@ async def _serve(folder: Path, pipe: Connection) -> None:
     from fedrep_server.operations.app import start
 
     options: dict[str, Any] = {"host": "127.0.0.1", "port": 0, "health_port": None, "metrics_port": None}
-    options |= {"gather_seconds": 60, "pace_factor": 0}  # a machine that stands still for a while must skip no round
+    options |= {
+        "gather_seconds": 60,
+        "pace_factor": 0,
+        "line_grace_seconds": 600,
+    }  # a machine that stands still for a while must skip no round
     running = await start(ServerSettings(data=folder / "data", credentials=folder / "server", **options))
     idle = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     pipe.send(running.port)

@@ -7,6 +7,7 @@ error memory of section 3.2, in the other direction).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,6 +69,27 @@ def decode_update(levels: NDArray[Any], scale: float | np.float32) -> NDArray[np
 
 def apply_update(model: NDArray[np.float32], indices: ArrayLike, values: NDArray[np.float32]) -> NDArray[np.float32]:
     """The next model, w - G; the given one is left as it is."""
+    where, changed = _changed(model, indices, values)
+    following = model.copy()
+    following[where] = changed
+    return following
+
+
+def apply_in_place(model: NDArray[np.float32], indices: ArrayLike, values: NDArray[np.float32]) -> Callable[[], None]:
+    """w becomes w - G, or stays as it is if that cannot be; what is returned takes it back."""
+    where, changed = _changed(model, indices, values)
+    before = model[where]
+    model[where] = changed
+
+    def undo() -> None:
+        model[where] = before
+
+    return undo
+
+
+def _changed(
+    model: NDArray[np.float32], indices: ArrayLike, values: NDArray[np.float32]
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     if model.dtype != np.float32 or values.dtype != np.float32:
         raise InvalidInputError(f"Model and update are float32 vectors, not {model.dtype} and {values.dtype}.")
     where = ascending(indices, model.size)
@@ -78,9 +100,7 @@ def apply_update(model: NDArray[np.float32], indices: ArrayLike, values: NDArray
     if not np.isfinite(changed).all():
         first = int(where[np.argmin(np.isfinite(changed))])
         raise NonFiniteError(f"Applying the update makes parameter {first} of the model infinite or NaN; it is not applied.")
-    following = model.copy()
-    following[where] = changed
-    return following
+    return where, changed
 
 
 def _linear(wanted: NDArray[np.float64], kind: type[np.signedinteger[Any]]) -> tuple[NDArray[Any], np.float32]:

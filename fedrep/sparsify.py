@@ -17,8 +17,10 @@ from fedrep.errors import InvalidInputError, NonFiniteError
 
 Coordinates = NDArray[np.int64]
 
-# A threshold is guessed from every _STRIDE-th magnitude; below _SMALL the guess costs more than it saves.
+# A threshold is guessed from about _SAMPLE magnitudes, or more where that is every _STRIDE-th; below _SMALL the guess costs more
+# than it saves.
 _STRIDE = 61
+_SAMPLE = 1 << 16
 _SMALL = 50_000
 # Magnitudes are compared in tiles that stay in the cache.
 _TILE = 1 << 16
@@ -26,12 +28,16 @@ _TILE = 1 << 16
 _DENSE = 64
 
 
-def top_k(update: ArrayLike, k: int) -> Coordinates:
-    """The coordinates of the k largest magnitudes; among equal ones the lower index wins."""
+def top_k(update: ArrayLike, k: int, candidates: Coordinates | None = None) -> Coordinates:
+    """The coordinates of the k largest magnitudes; among equal ones the lower index wins.
+
+    `candidates`, if there are k or more, are all coordinates from some magnitude on, ascending.
+    """
     vector = _real_vector(update)
     if not 1 <= k <= vector.size:
         raise InvalidInputError(f"top-k needs 1 <= k <= d, but k is {k} and the update has d = {vector.size} entries.")
-    candidates = _candidates(vector, k)
+    if candidates is None or candidates.size < k:
+        candidates = _candidates(vector, k)
     magnitudes = np.abs(vector if candidates is None else vector[candidates])
     ranked = np.partition(magnitudes, magnitudes.size - k)
     # NaN sorts last and infinity just before it, so a bad entry anywhere in the update is always in this upper part.
@@ -63,14 +69,16 @@ def obfuscate(top: ArrayLike, d: int, alpha: float, rng: np.random.Generator) ->
     # kept[i] - i coordinates below kept[i] are free, so a rank is moved up by the kept coordinates it passes.
     decoys = ranks + np.searchsorted(kept - np.arange(kept.size), ranks, side="right")
     proposal = np.concatenate((kept, decoys))
-    proposal.sort()
+    proposal.sort(kind="stable")  # which merges what is sorted already
     return proposal
 
 
-def propose(update: ArrayLike, k: int, alpha: float, rng: np.random.Generator) -> Coordinates:
-    """A silo's proposal I_k: its top-k coordinates, obfuscated."""
+def propose(
+    update: ArrayLike, k: int, alpha: float, rng: np.random.Generator, candidates: Coordinates | None = None
+) -> Coordinates:
+    """A silo's proposal I_k: its top-k coordinates, obfuscated. `candidates` as in `top_k`."""
     vector = _real_vector(update)
-    return obfuscate(top_k(vector, k), vector.size, alpha, rng)
+    return obfuscate(top_k(vector, k, candidates), vector.size, alpha, rng)
 
 
 def union(proposals: Iterable[ArrayLike]) -> Coordinates:
@@ -127,24 +135,35 @@ def _candidates(vector: NDArray[Any], k: int) -> Coordinates | None:
     A strided sample guesses a threshold a little below the k-th magnitude. The guess only decides how much is left to
     sort: if it turns out too high, everything is sorted.
     """
-    if vector.size < _SMALL or k > vector.size // 4:
+    guess = guess_threshold(vector[:: stride_of(vector.size)], k, vector.size)
+    if guess is None:
         return None
-    sample = np.abs(vector[::_STRIDE])
-    expected = k * sample.size / vector.size
-    rank = int(expected + 4.0 * expected**0.5) + 8
-    if rank >= sample.size:
-        return None
-    guess = np.partition(sample, sample.size - rank)[sample.size - rank]
-    if not guess > 0.0:
-        return None
-    below = np.empty(vector.size, dtype=np.bool_)
     magnitude = np.empty(_TILE, dtype=vector.dtype)
+    parts = []
     for start in range(0, vector.size, _TILE):
         tile = vector[start : start + _TILE]
-        np.less(np.abs(tile, out=magnitude[: tile.size]), guess, out=below[start : start + tile.size])
-    # "not below" rather than "at least": NaN compares false and must stay among the candidates.
-    found: Coordinates = np.flatnonzero(np.logical_not(below, out=below))
+        # "not below" rather than "at least": NaN compares false and must stay among the candidates.
+        parts.append(np.flatnonzero(~(np.abs(tile, out=magnitude[: tile.size]) < guess)) + start)
+    found: Coordinates = np.concatenate(parts)
     return found if found.size >= k else None
+
+
+def stride_of(d: int) -> int:
+    """Of the sample that a threshold is guessed from; odd, so that it falls in step with no layer's width."""
+    return max(_STRIDE, d // _SAMPLE | 1)
+
+
+def guess_threshold(sample: NDArray[Any], k: int, d: int) -> Any:
+    """A magnitude a little below the k-th largest of d values, by a sample of them; None if guessing is not worth it."""
+    if d < _SMALL or k > d // 4:
+        return None
+    magnitudes = np.abs(sample)
+    expected = k * magnitudes.size / d
+    rank = int(expected + 4.0 * expected**0.5) + 8
+    if rank >= magnitudes.size:
+        return None
+    guess = np.partition(magnitudes, magnitudes.size - rank)[magnitudes.size - rank]
+    return guess if guess > 0.0 else None
 
 
 def _draw_distinct(population: int, count: int, rng: np.random.Generator) -> Coordinates:

@@ -72,7 +72,7 @@ async def create_run(request: Request, body: NewRun, who: Admin, key: Signing, f
     vector = None
     if not problems and not body.dry_run:
         vector = await start.fetch()
-        if model_hash(vector) != start.model_hash:
+        if model_hash(vector, start.model_hash) != start.model_hash:
             raise InvalidInputError("The model that came is not the one whose hash was named. Try again, or choose another.")
     if not problems:
         options = body.config.options(start.layout)

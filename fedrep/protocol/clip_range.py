@@ -13,6 +13,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrep.patched import TILE
+
 QUIET_ROUNDS = 5
 QUIET_FRACTION = 1 / 8
 CLIPPED_SHARE = 100
@@ -36,11 +38,20 @@ class RangeBits:
     quiet: bool
 
 
-def range_bits(g: NDArray[np.float32], clip_range: float, per_silo: int) -> RangeBits:
-    """ "clips": more than max(1, k/100) of all d values outside +-R; "quiet": all below R/8."""
-    size = np.abs(g)
-    outside = int(np.count_nonzero(size > clip_range))
-    return RangeBits(outside > max(1, per_silo / CLIPPED_SHARE), bool(size.max(initial=0.0) < clip_range * QUIET_FRACTION))
+def range_bits(g: NDArray[np.float32], clip_range: float, per_silo: int, peak: float | None = None) -> RangeBits:
+    """ "clips": more than max(1, k/100) of all d values outside +-R; "quiet": all below R/8. `peak` is the largest of |g|."""
+    if peak is None:
+        peak = max(float(g.max(initial=0.0)), -float(g.min(initial=0.0)))
+    outside = _outside(g, clip_range) if peak > clip_range else 0
+    return RangeBits(outside > max(1, per_silo / CLIPPED_SHARE), peak < clip_range * QUIET_FRACTION)
+
+
+def _outside(g: NDArray[np.float32], clip_range: float) -> int:
+    magnitude, found = np.empty(TILE, g.dtype), 0
+    for start in range(0, g.size, TILE):
+        tile = g[start : start + TILE]
+        found += int(np.count_nonzero(np.abs(tile, out=magnitude[: tile.size]) > clip_range))
+    return found
 
 
 def is_range(value: float, initial: float) -> bool:

@@ -9,6 +9,7 @@ again on it could be solved for, and one that let its memory grow on it would be
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -17,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrep.errors import CryptoError, InvalidInputError, NonFiniteError
+from fedrep.patched import Difference, Patch, Patched
 from fedrep.protocol.manifests import RunHash, SiloName
 from fedrep.protocol.messages import Evidence, Statement, SurvivorSet, statement_message
 from fedrep.protocol.silo_round import Submitted
@@ -28,11 +30,16 @@ from fedrep.sparsify import gather
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """g of one training, not sent yet, or proven to have stayed closed. In memory only: a restarted silo trains again."""
+    """g of one training, not sent yet, or proven to have stayed closed. In memory only: a restarted silo trains again.
+
+    `peak` is the largest magnitude in g, and `largest` holds all coordinates from some magnitude on, where they are known.
+    """
 
     training: int
     version: int
     g: NDArray[np.float32] = field(repr=False)
+    peak: float | None = None
+    largest: NDArray[np.int64] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +74,13 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """Values that were submitted and whose fate is open. `before` is u on I from before the training."""
+    """Values that were submitted and whose fate is open."""
 
     place: Place
     contribution: Contribution
     clip_range: float
     indices: NDArray[np.int64] = field(repr=False)
     sent: NDArray[np.float32] = field(repr=False)
-    before: NDArray[np.float32] = field(repr=False)
 
 
 class Fate(Enum):
@@ -88,38 +94,61 @@ class Fate(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ErrorMemory:
-    """u and the one pending submission. `given_up` and `clipped_mass` are the operator's to know, and never leave the silo."""
+    """u and the one pending submission. `given_up` and `clipped_mass` are the operator's to know, and never leave the silo.
 
-    residual: NDArray[np.float32] = field(repr=False)
+    u is `base` but for the places of `patch`; while values are pending that is u from before the training, and zero on I. So
+    no step of a round copies a whole vector: the g of a round whose values were opened is the base of the next.
+    """
+
+    base: NDArray[np.float32] = field(repr=False)
     pending: Pending | None = None
     given_up: int = 0
     clipped_mass: float = 0.0
+    patch: Patch | None = field(default=None, repr=False)
 
-    def contribution(self, training: int, version: int, update: NDArray[np.float32]) -> Contribution:
-        if update.shape != self.residual.shape:
-            raise InvalidInputError(f"the update has {update.shape} values, the error memory {self.residual.shape}")
-        with np.errstate(invalid="ignore", over="ignore"):
-            g = self.residual + update
-            total = g.sum(dtype=np.float64)  # one value that is not finite makes the sum so too
-        if not np.isfinite(total):
-            raise NonFiniteError("the update holds values that are no finite numbers")
-        return Contribution(training, version, g)
+    @property
+    def before(self) -> Patched:
+        """u from before the training whose values are pending; u itself if none are."""
+        return Patched(self.base, self.patch)
+
+    @property
+    def worst(self) -> Patched:
+        """u, with zero where pending values were sent."""
+        return self.before if self.pending is None else self.before.with_patch(_zeros(self.pending.indices))
+
+    @property
+    def residual(self) -> NDArray[np.float32]:
+        """u as one vector, usually a copy."""
+        return self.worst.dense()
+
+    def contribution(
+        self,
+        training: int,
+        version: int,
+        update: NDArray[np.float32] | Difference,
+        room: NDArray[np.float32] | None = None,
+        top: int | None = None,
+    ) -> Contribution:
+        """g = u + update. `room` is where it is put, if there is some; `top` is how many of its coordinates will be proposed."""
+        if update.shape != self.base.shape:
+            raise InvalidInputError(f"the update has {update.shape} values, the error memory {self.base.shape}")
+        total = self.worst.plus(update, room, top)
+        if not math.isfinite(total.peak):
+            raise NonFiniteError("the local update holds NaN or infinity; lower the learning rate or clip gradients")
+        return Contribution(training, version, total.vector, total.peak, total.largest)
 
     def without_residual(self) -> ErrorMemory:
-        return self if not self.residual.any() else replace(self, residual=np.zeros_like(self.residual))
+        empty = not any(tile.any() for tile in self.before.tiles())
+        return self if empty else replace(self, base=np.zeros_like(self.base), patch=None)
 
     def submitted(self, contribution: Contribution, submitted: Submitted, sent: NDArray[np.float32] | None = None) -> ErrorMemory:
         """Before SubmitMaskedShare, in one write: the worst case, and what is needed to mend it. `sent` differs in drills."""
         if self.pending is not None:
             raise InvalidInputError("the fate of the last submission must be decided before the next")
-        indices = submitted.agreement.indices
-        before = gather(self.residual, indices)
-        residual = self.residual.copy()
-        residual[indices] = 0.0
         values = submitted.values
         given = values.dequantized if sent is None else sent
-        pending = Pending(Place.of(submitted), contribution, values.clip_range, indices, given, before)
-        return replace(self, residual=residual, pending=pending)
+        pending = Pending(Place.of(submitted), contribution, values.clip_range, submitted.agreement.indices, given)
+        return replace(self, pending=pending)
 
     def settle(self, fate: Fate) -> ErrorMemory:
         """In one write, before the next proposal. UNKNOWN leaves everything as it was."""
@@ -127,17 +156,15 @@ class ErrorMemory:
         if pending is None or fate is Fate.UNKNOWN:
             return self
         if fate is Fate.GIVEN_UP:
-            return replace(self, pending=None, given_up=self.given_up + 1)
+            worst = self.worst
+            return replace(self, base=worst.base, patch=worst.patch, pending=None, given_up=self.given_up + 1)
         if fate is Fate.CLOSED:
-            residual = self.residual.copy()
-            residual[pending.indices] = pending.before
-            return replace(self, residual=residual, pending=None)
+            return replace(self, pending=None)
         g = gather(pending.contribution.g, pending.indices)
         kept = np.clip(g, -pending.clip_range, pending.clip_range)
-        residual = pending.contribution.g.copy()
-        residual[pending.indices] = kept - pending.sent
         clipped = float(np.abs(g - kept).sum(dtype=np.float64))
-        return replace(self, residual=residual, pending=None, clipped_mass=self.clipped_mass + clipped)
+        patch = Patch(pending.indices, kept - pending.sent)
+        return ErrorMemory(pending.contribution.g, None, self.given_up, self.clipped_mass + clipped, patch)
 
 
 def judge(place: Place, evidence: Evidence) -> Fate:
@@ -154,6 +181,10 @@ def opens(place: Place, survivors: SurvivorSet) -> bool:
     """Whether rule 4 opens this silo's buffer with the silo in it."""
     openable = openable_buffers(survivors.buffers, place.min_survivors, place.byzantine)
     return place.buffer in openable and any(each.silo == place.silo for each in survivors.buffers[place.buffer])
+
+
+def _zeros(indices: NDArray[np.int64]) -> Patch:
+    return Patch(indices, np.zeros(indices.size, np.float32))
 
 
 def _renounced(place: Place, statements: tuple[Statement, ...]) -> bool:

@@ -8,19 +8,35 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
+from blake3 import blake3
 from numpy.typing import NDArray
 
 from fedrep.coding import decode_coordinates
-from fedrep.downlink import apply_update, decode_update, encode_update
+from fedrep.downlink import apply_in_place, apply_update, decode_update, encode_update
 from fedrep.errors import DecodeError, RefusedError
 from fedrep.protocol.messages import Descent, ModelName, Update
-from fedrep.secagg.transcript import digest
+from fedrep.secagg.transcript import digest, digest_of_large
 from fedrep.sparsify import gather
 
+SHA256_SIZE = 32
+# A hash says itself how it was made: 33 bytes, the first of them this, are BLAKE3; 32 bytes are SHA-256, as in runs of before.
+BLAKE3 = b"\x1e"
+_CONTEXT = "fedrep/v1 fedrep/model"
+_WORTH_THREADS = 1 << 20  # bytes
 
-def model_hash(vector: NDArray[np.float32]) -> bytes:
-    """SHA-256 over the little-endian float32 parameters, with a tag."""
-    return digest("fedrep/model", np.ascontiguousarray(vector, dtype="<f4").tobytes())
+
+def model_hash(vector: NDArray[np.float32], like: bytes = BLAKE3) -> bytes:
+    """Over the little-endian float32 parameters, on all cores; of the same kind as the hash `like`."""
+    parameters = np.ascontiguousarray(vector, dtype="<f4").view(np.uint8)
+    if len(like) == SHA256_SIZE:
+        return digest_of_large("fedrep/model", parameters.data)
+    if like[:1] != BLAKE3:
+        raise RefusedError(
+            "the model's hash is of a kind that this release does not know: upgrade fedrep to the release that created the run",
+            reason="UNKNOWN_HASH",
+        )
+    threads = blake3.AUTO if parameters.nbytes >= _WORTH_THREADS else 1
+    return BLAKE3 + blake3(parameters.data, derive_key_context=_CONTEXT, max_threads=threads).digest()
 
 
 def first_link(hash_of_initial_model: bytes) -> bytes:
@@ -33,17 +49,22 @@ def next_link(previous: bytes, version: int, hash_of_model: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
-    """A model version: what it is and the chain of hashes that led to it."""
+    """A model version: what it is and the chain of hashes that led to it.
+
+    `descent` is the update that led here, with its coordinates, if an update did and this side still knows it.
+    """
 
     vector: NDArray[np.float32]
     version: int
     hash: bytes
     chain: bytes
+    descent: Descent | None = None
 
     @classmethod
-    def initial(cls, vector: NDArray[np.float32]) -> ModelState:
+    def initial(cls, vector: NDArray[np.float32], like: bytes = BLAKE3) -> ModelState:
+        """`like` is any hash of the run: all of a run's are of one kind."""
         own = np.ascontiguousarray(vector, dtype=np.float32)
-        fingerprint = model_hash(own)
+        fingerprint = model_hash(own, like)
         return cls(own, 0, fingerprint, first_link(fingerprint))
 
     @property
@@ -52,24 +73,35 @@ class ModelState:
 
     def succeeded_by(self, vector: NDArray[np.float32]) -> ModelState:
         """Other parameters as the next version of this model: versions and the chain only go forward."""
-        fingerprint = model_hash(vector)
+        fingerprint = model_hash(vector, self.hash)
         return ModelState(vector, self.version + 1, fingerprint, next_link(self.chain, self.version + 1, fingerprint))
 
     def _advance(self, indices: NDArray[np.int64], values: NDArray[np.float32]) -> ModelState:
         return self.succeeded_by(apply_update(self.vector, indices, values))
 
-    def follow(self, update: Update, indices: NDArray[np.int64]) -> ModelState:
-        """A silo's step: apply G, then insist on the hash and chain that the server announced."""
+    def follow(
+        self, update: Update, indices: NDArray[np.int64], coordinates: bytes = b"", *, in_place: bool = False
+    ) -> ModelState:
+        """A silo's step: apply G, then insist on the hash and chain that the server announced.
+
+        `coordinates` is I, coded, where this side knows it and the update leaves it out. With `in_place` the next model takes
+        this one's memory, and this one is nothing any more; unless it is refused, which leaves it as it was.
+        """
         if update.descent is None:
             raise DecodeError(f"the update of round {update.round} carries no values", reason="NO_VALUES")
-        after = self._advance(indices, decode_descent(update.descent, indices.size))
+        values = decode_descent(update.descent, indices.size)
+        undo = apply_in_place(self.vector, indices, values) if in_place else None
+        after = self.succeeded_by(self.vector) if in_place else self._advance(indices, values)
         if after.name != update.model:
+            if undo is not None:
+                undo()
             raise RefusedError(
                 f"after round {update.round} this silo's own model is not the one the server names. One of the two is wrong, and "
                 "this silo stops rather than guess: ask an admin of the federation; `fedrep run rollback` mends it",
                 reason="MODEL_DIVERGED",
             )
-        return after
+        known = update.descent.coordinates or coordinates
+        return replace(after, descent=replace(update.descent, coordinates=known) if known else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,18 +112,28 @@ class ServerModel:
     residual: NDArray[np.float32]
 
     @classmethod
-    def initial(cls, vector: NDArray[np.float32]) -> ServerModel:
-        state = ModelState.initial(vector)
+    def initial(cls, vector: NDArray[np.float32], like: bytes = BLAKE3) -> ServerModel:
+        state = ModelState.initial(vector, like)
         return cls(state, np.zeros_like(state.vector))
 
     def apply(
-        self, indices: NDArray[np.int64], coordinates: bytes, aggregate: NDArray[np.float32], bits: int
+        self,
+        indices: NDArray[np.int64],
+        coordinates: bytes,
+        aggregate: NDArray[np.float32],
+        bits: int,
+        *,
+        in_place: bool = False,
     ) -> tuple[ServerModel, Descent]:
-        """The next model, and what goes down to the silos; `coordinates` is `indices`, coded."""
+        """The next model, and what goes down to the silos; `coordinates` is `indices`, coded.
+
+        With `in_place` the next one's residual takes the memory of this one's. The model itself is always a new one: others may
+        be reading this.
+        """
         down = encode_update(aggregate, gather(self.residual, indices), bits)
-        residual = self.residual.copy()
-        residual[indices] = down.residual
         after = self.state._advance(indices, down.values)
+        residual = self.residual if in_place else self.residual.copy()
+        residual[indices] = down.residual
         descent = Descent(coordinates, encode_levels(down.levels), float(down.scale), bits)
         return replace(self, state=after, residual=residual), descent
 

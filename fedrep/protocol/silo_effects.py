@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrep.errors import FedrepError
+from fedrep.patched import Difference
 from fedrep.protocol.error_memory import Fate
 from fedrep.protocol.manifests import (
     RecordPromise,
@@ -178,7 +179,7 @@ class Trained:
     """`update` is w^t - w_k^{t+1}, and `state` the trainer's state after exactly this training."""
 
     version: int
-    update: NDArray[np.float32] = field(repr=False)
+    update: NDArray[np.float32] | Difference = field(repr=False)
     state: TrainerState = field(repr=False)
     loss: float = 0.0
     samples: int = 0

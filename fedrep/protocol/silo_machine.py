@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrep.errors import CryptoError, FedrepError, InvalidInputError, ProtocolError, RefusedError
+from fedrep.patched import dense
 from fedrep.privacy import Ledger
 from fedrep.protocol.amendments import check_chain, first_of, followed_to
 from fedrep.protocol.clip_range import range_bits
@@ -89,6 +90,7 @@ from fedrep.sparsify import gather, propose
 FIRST_POLL_SECONDS = 0.1  # a round often starts just after one joined, and its clock runs from there
 POLL_SECONDS = 1.0
 OVER = ("finished", "stopped")
+NOTHING = np.empty(0, np.float32)
 
 # What a rule of the silo's own raises. The server's refusals never do: they arrive as `Refusal`.
 RULES = (RefusedError, ProtocolError, InvalidInputError, CryptoError)
@@ -132,7 +134,9 @@ class SiloIdentity:
 
     `promise` is what its settings keep about its training records.
     With `public_start`, the model before any training, this silo proposes what anybody can work out (`public_coordinates`),
-    and keeps no error memory: the noise of its training would pile up there.
+    and keeps no error memory: the noise of its training would pile up there. `room` is asked where the next g may be put; whoever
+    offers some must not need it before that g is settled. With `in_place` a model takes the memory of the one before it, while no
+    training reads that.
     """
 
     name: SiloName
@@ -144,6 +148,8 @@ class SiloIdentity:
     randomness: Randomness
     promise: RecordPromise | None = None
     public_start: NDArray[np.float32] | None = field(default=None, repr=False)
+    room: Callable[[], NDArray[np.float32] | None] = lambda: None
+    in_place: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,8 +400,8 @@ class SiloMachine:
         return [Report(Problem(manifest, error, own=True)), *self._end(error, polite=True)]
 
     def _keep_model(self, fetched: FetchedModel) -> Effects:
-        manifest, parameters = self._manifest, self.state.memory.residual.size
-        model = replace(ModelState.initial(fetched.vector), version=fetched.version, chain=manifest.chain)
+        manifest, parameters = self._manifest, self.state.memory.base.size
+        model = replace(ModelState.initial(fetched.vector, manifest.model_hash), version=fetched.version, chain=manifest.chain)
         if (model.hash, model.version) != (manifest.model_hash, manifest.model_version):
             raise RefusedError("the server sent another model than the manifest names", reason="WRONG_MODEL")
         if model.vector.size != parameters:
@@ -493,18 +499,20 @@ class SiloMachine:
         if trained.version != manifest.model_version:
             return self._train(held)
         public = self._public_choice()
-        update = trained.update if public is None else only(trained.update, public.together)
+        update = trained.update if public is None else only(dense(trained.update), public.together)
         if public is not None:  # on disk with the proposal; whoever dies before that trains again, and comes by here again
             self.state = replace(self.state, memory=self.state.memory.without_residual())
         try:
-            contribution = self.state.memory.contribution(self._trainings + 1, trained.version, update)
+            contribution = self.state.memory.contribution(
+                self._trainings + 1, trained.version, update, self._own.room(), manifest.per_silo
+            )
         except InvalidInputError as error:  # of another size, or not finite: no update at all
             return self._count_failure(TrainingFailed(trained.version, str(error)))
         self._failures = 0
         self._trainings += 1
         self._contribution = contribution
         self._trainer_after = trained.state
-        return [Report(HasTrained(trained)), *self._propose()]
+        return [Report(HasTrained(replace(trained, update=NOTHING))), *self._propose()]  # the vector has become part of g
 
     def _count_failure(self, failed: TrainingFailed) -> Effects:
         held, manifest = self.state.model, self._manifest
@@ -556,11 +564,12 @@ class SiloMachine:
         if public is not None:
             coordinates = public.own
         if coordinates is None:
-            coordinates = propose(contribution.g, manifest.per_silo, manifest.alpha, own.randomness.generator())
+            largest, generator = contribution.largest, own.randomness.generator()
+            coordinates = propose(contribution.g, manifest.per_silo, manifest.alpha, generator, largest)
             save = self._save(journal=journal.charged(manifest, contribution.training, coordinates))
         else:
             save = self._save(journal=journal.entered(manifest.round))
-        bits = range_bits(contribution.g, manifest.clip_range, manifest.per_silo)
+        bits = range_bits(contribution.g, manifest.clip_range, manifest.per_silo, contribution.peak)
         assert self._run is not None
         own.drill.share(self._run, manifest.round, contribution.g)
         step = self.part.step = self.part.ready.propose(coordinates, self._sessions.new(), own.randomness.secrets, bits)
@@ -781,9 +790,14 @@ class SiloMachine:
         if update.outcome is not Outcome.APPLIED or model is None or model.version + 1 != update.model.version:
             return []
         step = self.part.step if self.part is not None else None
-        indices = step.agreement.indices if isinstance(step, Revealed) else indices_of(update, model.vector.size)
+        agreed = step.agreement if isinstance(step, Revealed) else None
+        indices = agreed.indices if agreed is not None else indices_of(update, model.vector.size)
         try:
-            return [self._save(model=model.follow(update, indices))]
+            coordinates = agreed.coordinates if agreed is not None else b""
+            in_place = self._own.in_place and self._training is None and model.vector.flags.writeable
+            if in_place:
+                self._finished = None  # of use with this model only
+            return [self._save(model=model.follow(update, indices, coordinates, in_place=in_place))]
         except RefusedError as error:
             self._stopping = error
             return [Report(Problem(self._manifest, error, own=True))] if self.part is not None else []

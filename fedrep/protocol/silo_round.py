@@ -203,7 +203,7 @@ class Ready:
         indices = decode_coordinates(consensus.coordinates, self.manifest.parameters)
         check_consensus(consensus, self.manifest, self.member.run, indices)
         c2 = consensus_context(self.c1, consensus.coordinates, consensus.assignment)
-        return Agreement(self, consensus.assignment, indices, c2, self._open_shares(consensus))
+        return Agreement(self, consensus.assignment, indices, c2, self._open_shares(consensus), consensus.coordinates)
 
     def _open_shares(self, consensus: Consensus) -> HeldShares:
         """A share that does not open is left out: its dealer answers for it, not this silo."""
@@ -228,13 +228,17 @@ class RoundSecrets:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """What the whole federation agreed on, as this silo saw it, and the shares it now holds for others."""
+    """What the whole federation agreed on, as this silo saw it, and the shares it now holds for others.
+
+    `coordinates` are `indices`, coded.
+    """
 
     ready: Ready
     assignment: Assignment
     indices: NDArray[np.int64] = field(repr=False)
     c2: bytes
     held: HeldShares = field(repr=False)
+    coordinates: bytes = field(default=b"", repr=False)
 
     def confirm(self, survivors: SurvivorSet) -> Confirmed:
         ready = self.ready

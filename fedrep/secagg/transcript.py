@@ -91,6 +91,13 @@ def digest(tag: str, *fields: Field) -> bytes:
     return hashlib.sha256(b"".join(parts)).digest()
 
 
+def digest_of_large(tag: str, data: memoryview) -> bytes:
+    """`digest(tag, bytes(data))` without a copy of the data."""
+    made = hashlib.sha256(_prefix(tag) + _HEADER.pack(b"b", data.nbytes))
+    made.update(data)
+    return made.digest()
+
+
 @lru_cache(maxsize=64)
 def _prefix(tag: str) -> bytes:
     return encode(_PROTOCOL, tag)

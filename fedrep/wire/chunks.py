@@ -34,10 +34,14 @@ class Assembler:
         self._data += chunk
 
     def finish(self) -> bytes:
+        return bytes(self.take())
+
+    def take(self) -> bytearray:
+        """What was collected, without a copy of it, for what is as large as a model."""
         if len(self._data) != self.size:
             message = f"{self._what}: the stream ended after {len(self._data)} of {self.size} bytes"
             raise DecodeError(message, reason="TRUNCATED")
-        data = bytes(self._data)
+        data, self._data = self._data, bytearray()
         if not hmac.compare_digest(hashlib.sha256(data).digest(), self._sha256):
             raise DecodeError(f"{self._what}: the bytes do not have the announced SHA-256; send them again", reason="WRONG_HASH")
         return data

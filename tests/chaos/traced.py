@@ -24,6 +24,7 @@ TASKS_EVERY = 2.0
 
 
 def watch_silo(trace: TraceFile) -> None:
+    from fedrep.patched import dense
     from fedrep.protocol.error_memory import ErrorMemory
     from fedrep.protocol.messages import Confirmation, Proposal, Reveal, Submission
     from fedrep_silo.connection import Connection
@@ -38,7 +39,8 @@ def watch_silo(trace: TraceFile) -> None:
             contribution = pending.contribution
             notes |= {"round": pending.place.round, "training": contribution.training, "version": contribution.version}
             notes |= {"range": pending.clip_range, "buffer": pending.place.buffer}
-            arrays |= {"g": contribution.g, "indices": pending.indices, "sent": pending.sent, "before": pending.before}
+            before = memory.before.dense()[pending.indices]
+            arrays |= {"g": contribution.g, "indices": pending.indices, "sent": pending.sent, "before": before}
         return notes, arrays
 
     def note_memory(kind: str, memory: ErrorMemory) -> None:
@@ -65,9 +67,10 @@ def watch_silo(trace: TraceFile) -> None:
         save_model(self, model, before)
         trace.note("model", {"version": model.version, "hash": model.hash.hex()})
 
-    def traced_contribution(self: ErrorMemory, training: int, version: int, update: Any) -> Any:
-        made = contribution(self, training, version, update)
-        trace.note("trained", {"training": training, "version": version}, update=update, residual=self.residual, g=made.g)
+    def traced_contribution(self: ErrorMemory, training: int, version: int, update: Any, *more: Any) -> Any:
+        made = contribution(self, training, version, update, *more)
+        notes = {"training": training, "version": version}
+        trace.note("trained", notes, update=dense(update), residual=self.residual, g=made.g)
         return made
 
     def traced_ledger(self: LedgerFolder, run: str, ledger: Any) -> None:
@@ -91,7 +94,7 @@ def watch_silo(trace: TraceFile) -> None:
     StateFolder.load = traced_load  # type: ignore[method-assign]
     StateFolder.save_memory = traced_save_memory  # type: ignore[method-assign]
     StateFolder.save_model = traced_save_model  # type: ignore[method-assign]
-    ErrorMemory.contribution = traced_contribution  # type: ignore[method-assign]
+    ErrorMemory.contribution = traced_contribution  # type: ignore[method-assign,assignment]
     LedgerFolder.write = traced_ledger  # type: ignore[method-assign]
     Connection.send = traced_send  # type: ignore[method-assign,assignment]
 
@@ -108,8 +111,9 @@ def watch_server(trace: TraceFile) -> None:
         opened[id(combined)] = {number: np.array(mean) for number, mean in means.items()}
         return combined
 
-    def traced_close(rules: Any, manifest: Any, result: Any, progress: Any) -> Any:
-        closed = close(rules, manifest, result, progress)
+    def traced_close(rules: Any, manifest: Any, result: Any, progress: Any, **options: Any) -> Any:
+        residual = progress.model.residual.copy()  # the next one may take its memory
+        closed = close(rules, manifest, result, progress, **options)
         means = opened.pop(id(result.combined), None)
         survivors = [[str(each.silo) for each in buffer] for buffer in result.survivors.buffers] if result.survivors else []
         before, after = progress.model.state, closed.progress.model.state
@@ -119,7 +123,7 @@ def watch_server(trace: TraceFile) -> None:
         if means is not None and result.combined is not None:
             arrays = {f"mean_{number}": mean for number, mean in means.items()}
             arrays |= {"aggregate": result.combined.vector, "indices": result.indices, "model": before.vector}
-            arrays |= {"residual": progress.model.residual, "after": after.vector}
+            arrays |= {"residual": residual, "after": after.vector}
         trace.note("closed", notes, **arrays)
         return closed
 

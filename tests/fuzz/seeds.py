@@ -22,7 +22,6 @@ from safetensors.numpy import save
 
 from fedrep.coding import encode_coordinates
 from fedrep.privacy import CoordinateRelease, Ledger
-from fedrep.protocol.error_memory import ErrorMemory
 from fedrep.protocol.manifests import SignedRoundManifest, SignedRunManifest
 from fedrep.protocol.model_state import ModelState
 from fedrep.protocol.silo_state import Journal
@@ -36,7 +35,7 @@ from fedrep_identity.authority import CertificateAuthority, certificate_request
 from fedrep_identity.invitations import Invitation
 from fedrep_identity.names import Identity, Role
 from fedrep_silo.audit import Audit
-from fedrep_silo.state_files import journal_notes, memory_document, model_notes
+from fedrep_silo.state_files import journal_notes, model_notes
 from tests.fuzz.corpus import add
 from tests.fuzz.targets import _OWN, PARAMETERS, record_of
 from tests.unit import test_wire_codec as examples
@@ -115,14 +114,19 @@ def states() -> Iterator[tuple[str, bytes]]:
     notes = journal_notes(journal)
     yield "journal", json.dumps(notes | {"log": 0}).encode()
     model = ModelState.initial(VECTOR)
-    memory_notes, arrays = memory_document(ErrorMemory(VECTOR), {"momentum": VECTOR})
-    yield "memory", save(arrays, {"fedrep": json.dumps(memory_notes | {"private": False})})
+    kept = {"given_up": 0, "clipped_mass": 0.0, "pending": [], "private": False}
+    yield "memory", save({"residual": VECTOR, "trainer.momentum": VECTOR}, {"fedrep": json.dumps(kept)})
     yield "silo_model", save({"model": VECTOR}, {"fedrep": json.dumps(model_notes(model))})
     changes: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"journal": notes}, {}),
         (
             {"memory": {"base": "residual", "settled": True, "given_up": 0, "clipped_mass": 0.0}},
             {"residual.indices": np.array([1], np.uint32), "residual.values": VECTOR[:1]},
+        ),
+        ({"memory": {"fate": "opened", "given_up": 0, "clipped_mass": 0.0}}, {}),
+        (
+            {"memory": {"snapshot": {"base": "a", "trainer": "none", "given_up": 0, "clipped_mass": 0.0, "private": False}}},
+            {"patch.indices": np.array([1], np.uint32), "patch.values": VECTOR[:1]},
         ),
     ]
     for change, values in changes:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+from blake3 import blake3
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -55,6 +56,10 @@ def encoded(*fields: Any) -> bytes:
 
 def digest(tag: str, *fields: Any) -> bytes:
     return hashlib.sha256(encoded("fedrep/v1", tag, *fields)).digest()
+
+
+def model_hash(parameters: bytes) -> bytes:
+    return b"\x1e" + blake3(parameters, derive_key_context="fedrep/v1 fedrep/model").digest()
 
 
 def pairs(message: Any) -> Any:
@@ -178,7 +183,7 @@ class MiniSilo:
         header = next(stream).header
         data = b"".join(part.chunk for part in stream)
         assert hashlib.sha256(data).digest() == header.sha256
-        assert digest("fedrep/model", data) == header.model_hash
+        assert model_hash(data) == header.model_hash
         self.model = list(struct.unpack(f"<{header.parameters}f", data))
         self.version = version
 
@@ -347,7 +352,7 @@ class MiniSilo:
         for index, level in zip(coordinates, levels, strict=True):
             self.model[index] = single(self.model[index] - single(level * header.scale))
         self.version = header.model_version
-        assert digest("fedrep/model", struct.pack(f"<{len(self.model)}f", *self.model)) == header.model_hash
+        assert model_hash(struct.pack(f"<{len(self.model)}f", *self.model)) == header.model_hash
 
 
 def single(value: float) -> float:

@@ -51,6 +51,7 @@ class Player:
         self.submitted: dict[int, Pending] = {}
         self.settled: dict[int, ErrorMemory] = {}
         self.worst: dict[int, NDArray[np.float32]] = {}
+        self.before: dict[int, NDArray[np.float32]] = {}
         self.restart()
 
     def restart(self) -> None:
@@ -135,6 +136,7 @@ class Player:
         if memory.pending is not None:
             self.submitted[memory.pending.place.round] = memory.pending
             self.worst[memory.pending.place.round] = memory.residual
+            self.before[memory.pending.place.round] = memory.before.dense()
 
     def _moment(self) -> None:
         self.moments += 1

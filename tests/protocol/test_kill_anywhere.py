@@ -177,8 +177,7 @@ def contributes_nothing_twice(stage: Theatre, victim: Silo) -> None:
             continue
         g, indices = pending.contribution.g, pending.indices
         worst = victim.player.worst[number]
-        possible = {"given up": worst, "closed": worst.copy(), "opened": g.copy()}
-        possible["closed"][indices] = pending.before
+        possible = {"given up": worst, "closed": victim.player.before[number], "opened": g.copy()}
         possible["opened"][indices] = np.clip(g[indices], -pending.clip_range, pending.clip_range) - pending.sent
         fates = {fate for fate, residual in possible.items() if np.array_equal(after.residual, residual)}
         assert fates, f"round {number} left a memory that no fate explains"

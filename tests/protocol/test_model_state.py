@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from blake3 import blake3
 from numpy.typing import NDArray
 
-from fedrep.errors import DecodeError, RefusedError
+from fedrep.errors import DecodeError, NonFiniteError, RefusedError
 from fedrep.protocol.manifests import RunHash
 from fedrep.protocol.messages import Descent, Evidence, Outcome, Update
 from fedrep.protocol.model_state import (
+    BLAKE3,
     ModelState,
     ServerModel,
     decode_descent,
@@ -22,6 +24,7 @@ from fedrep.protocol.model_state import (
     model_hash,
     next_link,
 )
+from fedrep.secagg.transcript import digest
 from tests.protocol.federation import Federation
 
 D = 500
@@ -53,6 +56,72 @@ def test_a_silo_that_follows_holds_the_servers_model_bit_for_bit(bits: int) -> N
         assert silo.vector.tobytes() == model.state.vector.tobytes()
         assert silo.name == update.model
     assert silo.version == 20
+
+
+def test_a_model_that_takes_the_memory_of_the_one_before_has_the_same_bits() -> None:
+    server = initial()
+    silo = replace(server.state, vector=server.state.vector.copy())
+    memory = silo.vector
+    for model, indices, update in updates(server, 5):
+        silo = silo.follow(update, indices, in_place=True)
+        assert silo.vector is memory
+        assert silo.vector.tobytes() == model.state.vector.tobytes()
+
+
+def test_a_refused_update_leaves_a_model_as_it_was_even_in_place() -> None:
+    server = initial()
+    before = server.state.vector.tobytes()
+    _, indices, update = updates(server, 1)[0]
+    other = replace(update, model=replace(update.model, hash=bytes(33)))
+    with pytest.raises(RefusedError, match="not the one the server names"):
+        server.state.follow(other, indices, in_place=True)
+    assert server.state.vector.tobytes() == before
+    assert update.descent is not None
+    huge = replace(update, descent=replace(update.descent, levels=encode_levels(np.full(60, 32767, "<i2")), scale=1e34))
+    full = replace(server.state, vector=np.full(D, -3e38, np.float32))
+    with pytest.raises(NonFiniteError):
+        full.follow(huge, indices, in_place=True)
+    assert (full.vector == np.float32(-3e38)).all()
+
+
+def test_a_servers_residual_may_take_the_memory_of_the_one_before_and_its_model_never_does() -> None:
+    kept, used = initial(), initial()
+    rng = np.random.default_rng(3)
+    for _ in range(4):
+        indices, values = np.sort(rng.choice(D, 60, replace=False)), rng.normal(size=60).astype(np.float32)
+        before, vector = used.state.vector.tobytes(), used.state.vector
+        kept, descent = kept.apply(indices, b"", values, 16)
+        used, same = used.apply(indices, b"", values, 16, in_place=True)
+        assert descent == same
+        assert (kept.state.hash, kept.residual.tobytes()) == (used.state.hash, used.residual.tobytes())
+        assert vector.tobytes() == before
+
+
+def test_a_run_that_began_with_sha_256_keeps_it() -> None:
+    """Hashes and manifests of older runs stay valid: their model is hashed as it always was."""
+    vector = np.arange(D, dtype=np.float32)
+    old = digest("fedrep/model", vector.tobytes())
+    assert model_hash(vector, old) == old
+    server = ServerModel.initial(vector, old)
+    silo = server.state
+    for _, indices, update in updates(server, 3):
+        assert len(update.model.hash) == len(old)
+        silo = silo.follow(update, indices)
+        assert silo.hash == digest("fedrep/model", silo.vector.tobytes())
+
+
+def test_a_new_runs_hash_is_blake3_and_says_so() -> None:
+    vector = np.arange(D, dtype=np.float32)
+    context = "fedrep/v1 fedrep/model"
+    assert model_hash(vector) == BLAKE3 + blake3(vector.tobytes(), derive_key_context=context).digest()
+    large = np.arange(10**6, dtype=np.float32)  # on several threads
+    assert model_hash(large) == BLAKE3 + blake3(large.tobytes(), derive_key_context=context).digest()
+
+
+def test_a_hash_of_an_unknown_kind_is_refused() -> None:
+    with pytest.raises(RefusedError, match="upgrade fedrep") as refused:
+        model_hash(np.zeros(3, np.float32), b"\x7f" + bytes(32))
+    assert refused.value.reason == "UNKNOWN_HASH"
 
 
 def test_what_16_bits_cannot_carry_stays_in_the_residual_and_comes_next_time() -> None:

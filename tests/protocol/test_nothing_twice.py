@@ -148,7 +148,7 @@ def keep_the_clipped_rest(monkeypatch: pytest.MonkeyPatch) -> None:
             return after
         pending, residual = memory.pending, memory.pending.contribution.g.copy()
         residual[pending.indices] -= pending.sent
-        return replace(after, residual=residual)
+        return replace(after, base=residual, patch=None)
 
     monkeypatch.setattr(ErrorMemory, "settle", settle)
 
@@ -164,7 +164,7 @@ def send_the_rest_again(monkeypatch: pytest.MonkeyPatch) -> None:
         if pending is not None and fate is Fate.OPENED:
             left = machine.state.memory.residual
             machine._contribution = replace(pending.contribution, g=left)
-            machine.state = replace(machine.state, memory=replace(machine.state.memory, residual=np.zeros_like(left)))
+            machine.state = replace(machine.state, memory=replace(machine.state.memory, base=np.zeros_like(left), patch=None))
         return effects
 
     monkeypatch.setattr(SiloMachine, "_decide_fate", decide)
@@ -177,7 +177,7 @@ def pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     def settle(memory: ErrorMemory, fate: Fate) -> ErrorMemory:
         after = careful(memory, fate)
         if fate in (Fate.CLOSED, Fate.GIVEN_UP) and memory.pending is not None:
-            return replace(after, residual=memory.pending.contribution.g)
+            return replace(after, base=memory.pending.contribution.g, patch=None)
         return after
 
     monkeypatch.setattr(ErrorMemory, "settle", settle)

@@ -77,7 +77,7 @@ def test_values_elsewhere_are_not_sent_later_and_the_memory_stays_empty() -> Non
 def test_only_a_public_choice_forgets_a_residual(public: bool) -> None:
     federation = public_federation() if public else Federation.of(5)
     silo = federation.silos[federation.run.silos[0]]
-    silo.memory = replace(silo.memory, residual=np.ones(federation.run.parameters, np.float32))
+    silo.memory = replace(silo.memory, base=np.ones(federation.run.parameters, np.float32))
     federation.open_round()
     federation.train(silo)
     assert silo.memory.residual.any() == (not public)

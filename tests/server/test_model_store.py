@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from safetensors.numpy import save_file
 from sqlalchemy import delete, update
 
+from fedrep.coding import encode_coordinates
 from fedrep.errors import NotFoundError, StoreUnavailableError
-from fedrep.protocol.model_state import ModelState
+from fedrep.protocol.model_state import SHA256_SIZE, ModelState, ServerModel
 from fedrep_server.rounds import model_store
-from fedrep_server.rounds.model_store import CHUNK, DatabaseModelStore, FolderModelStore, ModelStore, open_model_store
+from fedrep_server.rounds.model_steps import StoredStep
+from fedrep_server.rounds.model_store import (
+    CHUNK,
+    DatabaseModelStore,
+    FolderModelStore,
+    ModelStore,
+    StoredModel,
+    open_model_store,
+)
 from fedrep_server.store import SqlStore, open_store, sqlite_url
 from fedrep_server.store.tables import model_chunks
 from tests.harness.store_fixtures import emptied
@@ -103,6 +114,100 @@ def test_a_model_whose_bytes_do_not_have_its_hash_is_never_handed_out(models: Mo
         models.get("run", 0)
 
 
+def history(models: ModelStore, versions: int, size: int = 1000) -> list[ServerModel]:
+    """A checkpoint of version 0 and a step to each later one; what every version is."""
+    rng = np.random.default_rng(5)
+    server = ServerModel.initial(rng.standard_normal(size).astype(np.float32))
+    models.put("run", 0, server.state.vector, server.residual, server.state.hash, server.state.chain)
+    known = [server]
+    for _ in range(versions):
+        indices = np.sort(rng.choice(size, size // 10, replace=False))
+        coded = encode_coordinates(indices, size)
+        server, descent = server.apply(indices, coded, rng.standard_normal(indices.size).astype(np.float32), 16)
+        state = server.state
+        models.put_step("run", StoredStep(state.version, descent, server.residual[indices], state.hash, state.chain))
+        known.append(server)
+    return known
+
+
+def same(found: StoredModel, wanted: ServerModel) -> bool:
+    vectors = (found.vector.tobytes(), found.residual.tobytes()) == (wanted.state.vector.tobytes(), wanted.residual.tobytes())
+    return vectors and (found.version, found.hash, found.chain) == (wanted.state.version, wanted.state.hash, wanted.state.chain)
+
+
+def test_every_version_is_reached_from_the_checkpoint_before_it_bit_for_bit(models: ModelStore) -> None:
+    known = history(models, 5)
+    third = known[3]
+    models.put("run", 3, third.state.vector, third.residual, third.state.hash, third.state.chain)
+    assert all(same(models.get("run", version), wanted) for version, wanted in enumerate(known))
+    assert (models.versions("run"), models.steps("run")) == ([0, 3], [1, 2, 3, 4, 5])
+
+
+def test_pruning_keeps_what_a_kept_version_is_reached_by(models: ModelStore) -> None:
+    """An older one that was the best, and the newest; and the steps that silos may still ask for."""
+    known = history(models, 6)
+    fourth = known[4]
+    models.put("run", 4, fourth.state.vector, fourth.residual, fourth.state.hash, fourth.state.chain)
+    assert models.prune("run", {2, 6}, frozenset({3})) == []
+    assert (models.versions("run"), models.steps("run")) == ([0, 4], [1, 2, 3, 5, 6])
+    assert same(models.get("run", 2), known[2])
+    assert same(models.get("run", 6), known[6])
+    assert models.prune("run", {6}) == [0]
+    assert (models.versions("run"), models.steps("run")) == ([4], [5, 6])
+    with pytest.raises(NotFoundError, match="is not kept"):
+        models.get("run", 2)
+
+
+def test_a_version_behind_a_missing_step_is_not_found_and_a_lost_orphan_leads_nowhere(models: ModelStore) -> None:
+    known = history(models, 3)
+    models.delete("run", 2)
+    assert same(models.get("run", 1), known[1])
+    with pytest.raises(NotFoundError, match="is not kept"):
+        models.get("run", 3)
+    assert models.step("run", 2) is None
+    assert models.step("nobody", 1) is None
+
+
+def test_what_a_failed_commit_left_gives_way_to_the_version_that_was_committed(models: ModelStore) -> None:
+    known = history(models, 2)
+    other = ServerModel.initial(np.ones(1000, np.float32))
+    models.put("run", 2, other.state.vector, other.residual, other.state.hash, other.state.chain)
+    assert models.step("run", 2) is None, "it led to another model"
+    step = models.step("run", 1)
+    assert step is not None
+    again = StoredStep(2, step.descent, step.residual, known[2].state.hash, known[2].state.chain)
+    models.put_step("run", again)
+    assert models.versions("run") == [0], "the checkpoint was of another model"
+
+
+def test_a_step_that_was_changed_is_noticed(tmp_path: Path) -> None:
+    models = FolderModelStore(tmp_path)
+    history(models, 2)
+    path = models.step_path("run", 1)
+    whole = path.read_bytes()
+    for where in (0, 60, len(whole) // 2, -1):
+        data = bytearray(whole)
+        data[where] ^= 1
+        path.write_bytes(data)
+        with pytest.raises(StoreUnavailableError, match="damaged"):
+            models.get("run", 2)
+    path.write_bytes(whole[: len(whole) // 2])  # half written is never under this name, but disks lie
+    with pytest.raises(StoreUnavailableError, match="damaged"):
+        models.get("run", 2)
+
+
+def test_a_model_of_an_earlier_release_is_read_with_its_own_hashes(tmp_path: Path) -> None:
+    vector, residual = np.arange(8, dtype=np.float32), np.ones(8, np.float32)
+    state = ModelState.initial(vector, bytes(SHA256_SIZE))
+    label = f"0/{state.hash.hex()}/{state.chain.hex()}/".encode()
+    notes = {"version": "0", "hash": state.hash.hex(), "chain": state.chain.hex()}
+    models = FolderModelStore(tmp_path)
+    models.path("run", 0).parent.mkdir(parents=True)
+    checksum = hashlib.sha256(label + residual.tobytes()).hexdigest()
+    save_file({"model": vector, "residual": residual}, models.path("run", 0), notes | {"checksum": checksum})
+    assert models.get("run", 0).hash == state.hash
+
+
 @pytest.mark.parametrize("where", [0, 60, -1, -4004])
 def test_any_changed_byte_of_a_file_is_noticed(tmp_path: Path, where: int) -> None:
     """In the header, in the metadata, in the residual and in the model."""
@@ -181,7 +286,7 @@ def test_a_full_disk_is_one_sentence_and_the_old_model_stays(tmp_path: Path, mon
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(model_store, "write_atomically", no_space)
+        patch.setattr(model_store, "write_tensors", no_space)
         with pytest.raises(StoreUnavailableError, match="No space left on device"):
             put(models, seed=5)
     assert models.get("run", 0).hash == state.hash

@@ -90,8 +90,8 @@ class RecordingFolder(StateFolder):
         arrays = {"residual": memory.residual, "given_up": np.array(memory.given_up)}
         pending = memory.pending
         if pending is not None:
-            whole, before = np.zeros_like(memory.residual), memory.residual.copy()
-            whole[pending.indices], before[pending.indices] = pending.sent, pending.before
+            whole, before = np.zeros_like(memory.base), memory.before.dense()
+            whole[pending.indices] = pending.sent
             arrays |= {f"pending_{pending.place.round}": whole, "before": before, "g": pending.contribution.g}
             arrays["on_i"] = np.isin(np.arange(before.size), pending.indices)
         number = len(list(self._records.glob("*.npz")))

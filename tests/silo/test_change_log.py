@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedrep.coding import encode_coordinates
 from fedrep.errors import SettingsError
-from fedrep.protocol.error_memory import Contribution, ErrorMemory, Pending, Place
+from fedrep.protocol.error_memory import Fate, Pending, Place
 from fedrep.protocol.manifests import RunHash, SiloName
-from fedrep.protocol.model_state import ModelState, model_hash
+from fedrep.protocol.messages import Outcome, Update
+from fedrep.protocol.model_state import ModelState, ServerModel, model_hash
 from fedrep.protocol.silo_effects import Save
 from fedrep.protocol.silo_state import Journal, SiloState
 from fedrep_silo.change_log import HEADER_SIZE, ChangeLog, Record, read_log
 from fedrep_silo.state import StateFolder
 from tests.harness.federation import PARAMETERS, StubTrainer
-
-ROUNDS = 4
 
 
 def filled(path: Path, records: int = 3) -> ChangeLog:
@@ -90,29 +90,31 @@ def place(number: int) -> Place:
     return Place(RunHash(b"r" * 32), number, SiloName("silo-0"), 0, b"c" * 32, 2, 0, 0, {})
 
 
-def story(state: SiloState) -> Iterator[SiloState]:
+FATES = (Fate.OPENED, Fate.CLOSED, Fate.OPENED, Fate.GIVEN_UP)
+
+
+def story(state: SiloState, room: Callable[[], Any] = lambda: None, *, in_place: bool = False) -> Iterator[SiloState]:
     """What a silo saves in a few rounds: a charge, a submission, a reveal, the fate of the values, the next model."""
     generator = np.random.default_rng(1)
-    model = ModelState.initial(np.zeros(PARAMETERS, np.float32))
-    yield (state := replace(state, journal=Journal(run="aa"), model=model))
-    for number in range(1, ROUNDS + 1):
+    server = ServerModel.initial(np.zeros(PARAMETERS, np.float32))
+    own = replace(server.state, vector=server.state.vector.copy())
+    yield (state := replace(state, journal=Journal(run="aa"), model=own))
+    for number, fate in enumerate(FATES, 1):
         yield (state := replace(state, journal=replace(state.journal, last_round=number)))
-        g = state.memory.residual + generator.normal(size=PARAMETERS).astype(np.float32)
+        update = generator.normal(size=PARAMETERS).astype(np.float32)
+        contribution = state.memory.contribution(number, number, update, room())
         indices = np.sort(generator.choice(PARAMETERS, PARAMETERS // 20, replace=False))
-        worst = state.memory.residual.copy()
-        worst[indices] = 0.0
-        sent, before = (g[indices] / 2).astype(np.float32), state.memory.residual[indices]
-        pending = Pending(place(number), Contribution(number, number, g), 1.0, indices, sent, before)
+        sent = (contribution.g[indices] / 2).astype(np.float32)
+        pending = Pending(place(number), contribution, 1.0, indices, sent)
         trainer = {"momentum": generator.normal(size=PARAMETERS).astype(np.float32)}
-        yield (state := replace(state, memory=replace(state.memory, residual=worst, pending=pending), trainer=trainer))
+        yield (state := replace(state, memory=replace(state.memory, pending=pending), trainer=trainer))
         yield (state := replace(state, journal=replace(state.journal, revealed=(*state.journal.revealed, number))))
-        residual = g.copy()
-        residual[indices] /= 2
-        yield (state := replace(state, memory=ErrorMemory(residual, None, number, 0.5 * number)))
-        vector = model.vector.copy()
-        vector[indices] -= 1.0
-        model = ModelState(vector, number, model_hash(vector), bytes([number]) * 32)
-        yield (state := replace(state, model=model))
+        yield (state := replace(state, memory=state.memory.settle(fate)))
+        server, descent = server.apply(indices, encode_coordinates(indices, PARAMETERS), sent, 16)
+        update_down = Update(RunHash(b""), number, Outcome.APPLIED, "", server.state.name, descent=descent)
+        assert state.model is not None
+        yield (state := replace(state, model=state.model.follow(update_down, indices, in_place=in_place)))
+    yield (state := replace(state, memory=state.memory.without_residual()))  # no record can say this
 
 
 def told(state: SiloState) -> tuple[Any, ...]:
@@ -149,16 +151,43 @@ def test_what_is_loaded_is_what_was_written_after_every_write(tmp_path: Path, fo
         state = folder.load(Trainer())
 
 
+def test_g_is_put_where_it_is_kept_and_never_where_the_state_on_disk_needs_it(tmp_path: Path) -> None:
+    folder = StateFolder(tmp_path)
+    for state in story(folder.load(Trainer()), folder.room):
+        folder.write(Save(state))
+        memory, room = state.memory, folder.room()
+        if memory.pending is not None:
+            assert room is None
+            assert memory.pending.contribution.g.base is not None, "it lies in a file"
+        else:
+            assert room is not None
+            assert not np.shares_memory(room, memory.base)
+        assert told(StateFolder(tmp_path).load(Trainer())) == told(state)
+
+
 def test_small_changes_do_not_write_the_vectors_again(tmp_path: Path) -> None:
     folder = StateFolder(tmp_path)
     states = list(story(folder.load(Trainer())))
-    for state in states[:-2]:
+    for state in states[:-4]:
         folder.write(Save(state))
-    whole = {name: (tmp_path / name).stat().st_mtime_ns for name in ("journal.json", "memory.safetensors", "model.safetensors")}
-    for state in states[-2:]:
+    files = [path for path in tmp_path.iterdir() if path.suffix != ".log"]
+    assert {path.name for path in files} >= {"memory-a.safetensors", "memory-b.safetensors", "model.safetensors"}
+    whole = {path: path.stat().st_mtime_ns for path in files}
+    for state in states[-4:-1]:  # revealed, fate, model
         folder.write(Save(state))
-    assert whole == {name: (tmp_path / name).stat().st_mtime_ns for name in whole}
-    assert told(StateFolder(tmp_path).load(Trainer())) == told(states[-1])
+    assert whole == {path: path.stat().st_mtime_ns for path in files}
+    assert told(StateFolder(tmp_path).load(Trainer())) == told(states[-2])
+
+
+def test_a_round_writes_one_vector_and_a_training_that_was_not_opened_leaves_the_base_alone(tmp_path: Path) -> None:
+    folder = StateFolder(tmp_path)
+    written: list[str] = []
+    for state in story(folder.load(Trainer())):
+        before = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("memory*")}
+        folder.write(Save(state))
+        now = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("memory*")}
+        written += [name.removesuffix(".safetensors") for name in now if now[name] != before.get(name)]
+    assert written == ["memory-a", "memory-b", "memory-b", "memory-a", "memory"]
 
 
 class Killed(BaseException):
@@ -182,14 +211,16 @@ def dying_at(moment: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
         return call
 
-    for name in ("pwrite", "fdatasync", "fsync", "replace", "ftruncate"):
+    for name in ("pwrite", "replace", "ftruncate"):
         monkeypatch.setattr(os, name, mortal(getattr(os, name)))
+    for name in ("fdatasync", "fsync"):  # a death of the process alone loses nothing that was written, so nothing need be synced
+        monkeypatch.setattr(os, name, mortal(lambda _: None))
     monkeypatch.setattr(Path, "unlink", mortal(Path.unlink))
 
 
-@pytest.mark.parametrize("fold_at", [0, 3000])
+@pytest.mark.parametrize(("fold_at", "mapped"), [(0, False), (3000, True)])
 def test_a_folder_is_whole_whatever_call_to_the_system_was_the_last(
-    tmp_path: Path, fold_at: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, fold_at: int, mapped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each part is that of before or after the write, and the story goes on from there."""
     start, die_at, died = tmp_path / "start", 1, True
@@ -203,22 +234,22 @@ def test_a_folder_is_whole_whatever_call_to_the_system_was_the_last(
         before = folder.load(Trainer())
         with monkeypatch.context() as patched:
             dying_at(die_at, patched)
-            after = before
+            after, old, new = before, told(before), told(before)
             try:
-                for state in story(before):
-                    before, after = after, state
+                for state in story(before, folder.room if mapped else lambda: None, in_place=mapped):
+                    after, old, new = state, new, told(state)
                     folder.write(Save(state))
             except Killed:
                 died = True
         found = StateFolder(place, fold_at=fold_at).load(Trainer())
-        for part, old, new in zip(told(found), told(before), told(after), strict=True):
-            assert part in (old, new)
+        for part, *either in zip(told(found), old, new, strict=True):
+            assert part in either
         again = StateFolder(place)  # which folds nothing yet: what it appends must count
         again.load(Trainer())
         following = replace(after, journal=replace(after.journal, last_round=99), model=_moved(after.model))
         again.write(Save(following))
         assert told(StateFolder(place).load(Trainer())) == told(following)
-    assert die_at > 100
+    assert die_at > 150
 
 
 def _moved(model: ModelState | None) -> ModelState | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ class RememberingFolder(StateFolder):
 
     def save_model(self, model: ModelState, before: SiloState | None = None) -> None:
         super().save_model(model, before)
-        self.models[model.version] = model
+        self.models[model.version] = replace(model, vector=model.vector.copy())  # the next one may take its memory
 
 
 def remembering(settings: SiloSettings, number: int) -> tuple[SiloDaemon, RememberingFolder]:

@@ -18,7 +18,7 @@ from fedrep.downlink import encode_update
 from fedrep.protocol.error_memory import Contribution, ErrorMemory, Fate, Pending, Place
 from fedrep.protocol.manifests import RunHash, SiloName
 from fedrep.protocol.thresholds import default_colluders, default_min_survivors, openable_buffers, share_threshold
-from fedrep.sparsify import Coordinates, gather, propose, union
+from fedrep.sparsify import Coordinates, propose, union
 from fedrep_lab.methods.interface import (
     ABSENT,
     DROP,
@@ -168,7 +168,5 @@ def after_giving_up(before: Vector, g: Vector, indices: Coordinates, sent: Vecto
 
 
 def _settled(before: Vector, g: Vector, indices: Coordinates, sent: Vector, clip_range: float, fate: Fate) -> Vector:
-    worst = before.copy()
-    worst[indices] = 0.0  # as written before the submission
-    pending = Pending(_NOWHERE, Contribution(0, 0, g), clip_range, indices, sent, gather(before, indices))
-    return ErrorMemory(worst, pending).settle(fate).residual
+    pending = Pending(_NOWHERE, Contribution(0, 0, g), clip_range, indices, sent)
+    return ErrorMemory(before, pending).settle(fate).residual

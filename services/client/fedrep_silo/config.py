@@ -16,7 +16,7 @@ from fedrep_runtime.trackers import TrackingSettings
 from fedrep_trainers.settings import PrivacySettings, TrainerSettings
 
 Hour = Annotated[int, Field(ge=0, le=24)]
-Hash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+Hash = Annotated[str, Field(pattern="^([0-9a-f]{64}|1e[0-9a-f]{64})$")]
 
 
 class Section(BaseModel):

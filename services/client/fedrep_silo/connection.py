@@ -216,14 +216,16 @@ class Connection:
         ]
 
     async def model(self, run: bytes, version: int) -> tuple[int, NDArray[np.float32]]:
-        async def fetch(stub: Any) -> tuple[pb.ModelHeader, bytes]:
+        async def fetch(stub: Any) -> tuple[pb.ModelHeader, bytearray]:
             stream = stub.GetModel(pb.GetModelRequest(run=run, version=version), timeout=STREAM_SECONDS)
             header = await _header_of(stream)
             assembler = Assembler(4 * header.parameters, header.sha256, LARGEST_PAYLOAD, "the model")
-            return header, await _collect(stream, assembler)
+            async for message in stream:
+                assembler.add(message.chunk)
+            return header, await asyncio.to_thread(assembler.take)
 
         header, data = await self._call("GetModel", fetch)
-        return header.version, np.frombuffer(data, "<f4").astype(np.float32)
+        return header.version, np.frombuffer(data, "<f4").astype(np.float32, copy=False)
 
     async def certificates(self, run: bytes, fingerprints: Sequence[bytes]) -> list[bytes]:
         request = pb.GetCertificatesRequest(run=run, fingerprints=fingerprints)

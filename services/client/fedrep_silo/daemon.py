@@ -100,6 +100,8 @@ class SiloDaemon:
             Randomness(secrets.token_bytes, lambda: np.random.default_rng(secrets.randbits(256))),
             promise=self.books.promise,
             public_start=trainer.initial() if privacy is not None and privacy.coordinates == "public" else None,
+            room=self.folder.room,
+            in_place=True,
         )
         conduct = Conduct(settings.run, settings.training_failures, settings.give_up_after)
         return SiloMachine(own, conduct, self.folder.load(trainer))

@@ -143,7 +143,7 @@ class Evaluator:
 
     async def _fetch(self, run: bytes, name: ModelName) -> None:
         version, vector = await self.connection.model(run, name.version)
-        self._model = replace(ModelState.initial(vector), version=version, chain=name.chain)
+        self._model = replace(ModelState.initial(vector, name.hash), version=version, chain=name.chain)
 
     async def _evaluate(self, run: bytes, round_number: int) -> None:
         model = self._model

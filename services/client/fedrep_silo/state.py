@@ -1,13 +1,15 @@
-"""The silo's memory on disk: three whole files, and a log of the small changes since, before the message that depends on it.
+"""The silo's state on disk: whole vectors where there is no other way, and a log of everything else, before the message that
+depends on it.
 
     journal.json        round number, "revealed" and "renounced" rounds, epsilon ledger, last proposal   before speaking
-    memory.safetensors  residual, pending values with their proofs' keys, trainer state                  before submitting
-    model.safetensors   the model this silo holds, with version, hash and chain                          after an update
-    changes-N.log       what changed since, where little did: one record, one sync                       the same
+    memory-*, trainer-* g of a training, and the trainer's state after it: see `memory_files`            before submitting
+    model.safetensors   the model this silo holds, with version, hash and chain                          when it was fetched
+    changes-N.log       all changes since: one record, one sync                                          before what needs it
 
 A crash between two writes is harmless: the journal only forbids, the memory is consistent by itself, the model can be fetched.
-journal.json names the log that goes with it; each of the two others says from which record on the log concerns it. A log that has
-grown as long as the vectors is folded into the files, and the new journal.json, which names the next log, makes that true.
+journal.json names the log that goes with it; the other files say from which record on the log concerns them. A log that has grown
+as long as the vectors is folded: the model is written anew, what is left to say of the memory begins the next log, and the new
+journal.json, which names that log, makes it true.
 """
 
 from __future__ import annotations
@@ -21,10 +23,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
-from fedrep.errors import InvalidInputError, SettingsError
+from fedrep.errors import CryptoError, InvalidInputError, SettingsError
 from fedrep.privacy import Ledger
 from fedrep.protocol.error_memory import ErrorMemory
 from fedrep.protocol.model_state import ModelState, model_hash
@@ -32,26 +32,17 @@ from fedrep.protocol.silo_effects import Save
 from fedrep.protocol.silo_state import Journal, SiloState, TrainerState
 from fedrep_runtime.files import sync_folder, write_atomically
 from fedrep_runtime.json_text import parsed
+from fedrep_runtime.tensor_files import read_metadata, read_tensors, write_tensors
 from fedrep_silo.change_log import ChangeLog, Record, read_log
 from fedrep_silo.ledgers import LedgerFolder
-from fedrep_silo.state_files import (
-    Arrays,
-    Patch,
-    changed_memory,
-    journal_from,
-    journal_notes,
-    memory_change,
-    memory_document,
-    memory_from,
-    model_from,
-    model_notes,
-)
+from fedrep_silo.memory_files import MemoryFiles
+from fedrep_silo.state_files import change_model, journal_from, journal_notes, model_change, model_from, model_notes
 from fedrep_trainers.trainer import Trainer
 
 SMALLEST_FOLD = 2**20
 Position = tuple[int, int]  # number of a log, and of a record in it
 # Whatever the bytes of a file can be that is not what was written: each reader says what to do about it.
-DAMAGED = (SafetensorError, ValueError, KeyError, IndexError, TypeError, AttributeError)
+DAMAGED = (ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError, InvalidInputError, CryptoError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +61,9 @@ class StateFolder:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self._ledgers = ledgers
-        self._private = private
         self._fold_at = fold_at
         self._journal = folder / "journal.json"
-        self._memory = folder / "memory.safetensors"
+        self._memory = MemoryFiles(folder, private=private)
         self._model = folder / "model.safetensors"
         self._on_disk: SiloState | None = None
         self._log: ChangeLog | None = None
@@ -91,9 +81,13 @@ class StateFolder:
         self._on_disk = state
         return state
 
+    def room(self) -> NDArray[np.float32] | None:
+        """Where g of the next training may be put, to be on disk sooner; None while the state on disk still needs the place."""
+        return self._memory.room() if self._on_disk is not None and self._on_disk.memory.pending is None else None
+
     def check_journal(self) -> None:
         """A folder that lost its journal must not pass for a new one."""
-        if self._memory.exists() and not self._journal.exists():
+        if self._memory.exist() and not self._journal.exists():
             raise SettingsError(
                 f"{self.folder} has a memory and no journal, which says in which rounds this silo spoke and what it revealed: "
                 "restore it from a backup, or leave the run with `fedrep client leave --purge` and join anew"
@@ -113,7 +107,8 @@ class StateFolder:
             self.save_memory(state.memory, state.trainer, before)
         if state.model is not None and state.model is not before.model:
             self.save_model(state.model, before)
-        self._fold_if_long(state)
+        if self._may_fold(state, before):
+            self._fold(state, self._log_number + 1)
         self._on_disk = state
         return Written(save)
 
@@ -142,7 +137,7 @@ class StateFolder:
         changes = [record.notes["journal"] for record in records if "journal" in record.notes]
         try:
             return journal_from(changes[-1] if changes else document)
-        except (*DAMAGED, InvalidInputError) as error:
+        except DAMAGED as error:
             raise self._unreadable(error) from error
 
     def save_journal(self, journal: Journal) -> None:
@@ -153,41 +148,17 @@ class StateFolder:
 
     def memory(self, parameters: int) -> tuple[ErrorMemory, dict[str, NDArray[Any]]]:
         """The error memory and the trainer's state that belongs to it."""
-        if not self._memory.exists():
-            memory, trainer, start = ErrorMemory(np.zeros(parameters, np.float32)), Arrays(), (0, 0)
-        else:
-            memory, trainer, start = self._memory_file(parameters)
         try:
-            for notes, arrays in self._changes_of("memory", start):
-                memory = changed_memory(memory, notes, arrays)
-        except DAMAGED as error:
-            raise self._unreadable_memory(error) from error
-        return memory, trainer
-
-    def _memory_file(self, parameters: int) -> tuple[ErrorMemory, Arrays, Position]:
-        try:
-            notes, arrays = _read(self._memory)
-            memory, start = memory_from(notes, arrays), _position(notes)
-        except DAMAGED as error:
-            raise self._unreadable_memory(error) from error
-        residual = memory.residual
-        if residual.size != parameters:
+            return self._memory.read(parameters, self._changes_of("memory", _position(self._memory.notes())))
+        except (*DAMAGED, FileNotFoundError, MemoryError) as error:
             raise SettingsError(
-                f"{self._memory} belongs to a model with {residual.size} parameters, not {parameters}; "
-                "use another state folder for another run"
-            )
-        if self._private and not notes.get("private", False):
-            raise SettingsError(
-                f"{self._memory} holds a residual and a trainer's state from before [privacy]: they come from gradients without "
-                "noise, and what is left of them would be sent. Start with an empty state folder: fedrep client leave --purge"
-            )
-        trainer = {name.removeprefix("trainer."): array for name, array in arrays.items() if name.startswith("trainer.")}
-        return memory, trainer, start
+                f"{self._memory.path} and its neighbours cannot be read ({error}). Restore the folder from a backup, or leave "
+                "the run with `fedrep client leave --purge` and join anew: it then goes on without the residual of before"
+            ) from error
 
     def save_memory(self, memory: ErrorMemory, trainer: TrainerState, before: SiloState | None = None) -> None:
-        """The change alone where little did, as when the fate of values is known; the whole after a training."""
-        same_trainer = before is not None and trainer is before.trainer
-        change = memory_change(before.memory, memory) if before is not None and same_trainer and self._log is not None else None
+        """g of a new training and a record; a record alone where a fate was decided; the whole where neither says it all."""
+        change = self._memory.change(before, memory, trainer) if before is not None and self._log is not None else None
         if change is not None:
             self._append("memory", *change)
         else:
@@ -198,20 +169,21 @@ class StateFolder:
         if not self._model.exists():
             return None
         try:
-            notes, arrays = _read(self._model)
-            vector = arrays["model"]
+            metadata, arrays = read_tensors(self._model)
+            notes, vector = parsed(metadata["fedrep"]), arrays["model"]
             for change, values in self._changes_of("model", _position(notes)):
-                notes, vector = dict(change), Patch.of("model", values).applied(vector)
+                change_model(vector, change, values)
+                notes = change
             model = model_from(notes, vector)
-        except DAMAGED:
+        except (*DAMAGED, MemoryError):
             return None
-        return model if model_hash(model.vector) == model.hash else None
+        return model if model_hash(model.vector, model.hash) == model.hash else None
 
     def save_model(self, model: ModelState, before: SiloState | None = None) -> None:
         old = before.model if before is not None and self._log is not None else None
-        patch = Patch.between(old.vector, model.vector) if old is not None else None
-        if patch is not None:
-            self._append("model", model_notes(model), patch.arrays("model"))
+        change = model_change(old, model) if old is not None else None
+        if change is not None:
+            self._append("model", *change)
         else:
             self._write_model(model, self._position())
 
@@ -230,7 +202,7 @@ class StateFolder:
         for other in self.folder.glob("changes-*.log"):
             if other != path:
                 other.unlink()
-        begun = max((_position(_notes(file))[0] for file in (self._memory, self._model) if file.exists()), default=0)
+        begun = max(_position(self._memory.notes())[0], _position(self._model_notes())[0])
         if begun > self._log_number:  # a fold that died before its journal: the log of now no longer concerns these files
             self._fold(state, begun + 1)
 
@@ -239,21 +211,29 @@ class StateFolder:
         self._log.append(Record({part: notes}, arrays))
         self._in_log.add(part)
 
-    def _fold_if_long(self, state: SiloState) -> None:
-        limit = self._fold_at if self._fold_at is not None else SMALLEST_FOLD + 2 * state.memory.residual.nbytes
-        if self._log is None or self._log.size > limit:
-            self._fold(state, self._log_number + 1)
+    def _may_fold(self, state: SiloState, before: SiloState) -> bool:
+        """A long log, but only just after a model came, if it holds any: an older one may have lent its memory to the next."""
+        if self._log is None:
+            return True
+        limit = self._fold_at if self._fold_at is not None else SMALLEST_FOLD + 2 * state.memory.base.nbytes
+        return self._log.size > limit and ("model" not in self._in_log or state.model is not before.model)
 
     def _fold(self, state: SiloState, number: int) -> None:
         """What the log says goes into the files; the next log starts empty, and journal.json, which names it, makes it so."""
         old, log = self._log, ChangeLog.started(self._log_path(number))
         sync_folder(self.folder)
+        kept: set[str] = set()
         if "memory" in self._in_log:
-            self._write_memory(state.memory, state.trainer, (number, 0))
+            snapshot = self._memory.snapshot(state.memory)
+            if snapshot is not None:
+                log.append(Record({"memory": snapshot[0]}, snapshot[1]))
+                kept = {"memory"}
+            else:
+                self._write_memory(state.memory, state.trainer, (number, 0))
         if "model" in self._in_log and state.model is not None:
             self._write_model(state.model, (number, 0))
         self._write_journal(state.journal, number)
-        self._log, self._log_number, self._in_log = log, number, set()
+        self._log, self._log_number, self._in_log = log, number, kept
         if old is not None:
             old.close()
             old.path.unlink(missing_ok=True)
@@ -304,22 +284,22 @@ class StateFolder:
         write_atomically(self._journal, json.dumps(journal_notes(journal) | {"log": log}).encode())
 
     def _write_memory(self, memory: ErrorMemory, trainer: TrainerState, position: Position) -> None:
-        notes, arrays = memory_document(memory, trainer)
-        _write(self._memory, notes | {"private": self._private}, arrays, position)
+        self._memory.write_whole(memory, trainer, {"log": position[0], "after": position[1]})
 
     def _write_model(self, model: ModelState, position: Position) -> None:
-        _write(self._model, model_notes(model), {"model": model.vector}, position)
+        notes = model_notes(model) | {"log": position[0], "after": position[1]}
+        write_tensors(self._model, {"model": model.vector}, {"fedrep": json.dumps(notes)})
+
+    def _model_notes(self) -> dict[str, Any]:
+        try:
+            return dict(parsed(read_metadata(self._model)["fedrep"])) if self._model.exists() else {}
+        except DAMAGED:
+            return {}  # a damaged model is fetched again
 
     def _unreadable(self, why: object) -> SettingsError:
         return SettingsError(
             f"{self._journal} cannot be read ({why}). It guards this silo's privacy budget: restore it from a backup, or "
             "leave the run with `fedrep client leave --purge` and join as a new silo"
-        )
-
-    def _unreadable_memory(self, why: object) -> SettingsError:
-        return SettingsError(
-            f"{self._memory} cannot be read ({why}). Restore the folder from a backup, or leave the run with "
-            "`fedrep client leave --purge` and join anew: the silo then goes on without the residual of past rounds"
         )
 
     def save_status(self, status: Mapping[str, Any]) -> None:
@@ -350,7 +330,7 @@ class StateFolder:
         for name in ("status.json", "audit.jsonl", "best.safetensors"):
             (self.folder / name).unlink(missing_ok=True)
         logs = self.folder.glob("changes-*.log")
-        for path in (*self.folder.glob(".*.part"), self._memory, self._model, self._journal, *logs):
+        for path in (*self.folder.glob(".*.part"), *self._memory.paths(), self._model, self._journal, *logs):
             path.unlink(missing_ok=True)
 
 
@@ -359,25 +339,6 @@ def spent_epsilon(ledger: Ledger) -> float | str:
     if not ledger.rounds:
         return 0.0
     return ledger.total if ledger.total is not None else "none"
-
-
-def _read(path: Path) -> tuple[dict[str, Any], Arrays]:
-    with safe_open(path, "np") as file:
-        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - safe_open is no mapping
-        return parsed(file.metadata()["fedrep"]), arrays
-
-
-def _notes(path: Path) -> dict[str, Any]:
-    try:
-        with safe_open(path, "np") as file:
-            return dict(parsed(file.metadata()["fedrep"]))
-    except DAMAGED:
-        return {}  # a damaged model is fetched again; a damaged memory was refused before
-
-
-def _write(path: Path, notes: Mapping[str, Any], arrays: Arrays, position: Position) -> None:
-    document = {**notes, "log": position[0], "after": position[1]}
-    write_atomically(path, save(arrays, {"fedrep": json.dumps(document)}))
 
 
 def _position(notes: Mapping[str, Any]) -> Position:

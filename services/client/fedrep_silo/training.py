@@ -12,7 +12,8 @@ from typing import TypeVar
 import numpy as np
 import structlog
 
-from fedrep.errors import FedrepError
+from fedrep.errors import FedrepError, InvalidInputError
+from fedrep.patched import Difference
 from fedrep.protocol.silo_effects import Train, Trained, TrainingFailed, TrainingRefused
 from fedrep.protocol.silo_state import TrainerState
 from fedrep_silo.audit import Audit
@@ -55,10 +56,10 @@ class Training:
         if standing is not train.start_from:
             self.trainer.load_state(train.start_from)
         result = await in_thread(lambda: self._pay_and_train(train))
-        update = model.vector - result.model
-        if not np.isfinite(update).all():
-            text = "the local update holds NaN or infinity; lower the learning rate or clip gradients"
-            return TrainingFailed(model.version, text)
+        trained = np.asarray(result.model, np.float32)
+        if trained.shape != model.vector.shape:
+            raise InvalidInputError(f"the trainer returned {trained.shape} values for a model of {model.vector.shape}")
+        update = Difference(model.vector, trained)  # by its contract the trainer leaves a result alone
         self._stands_at = self.trainer.state()
         seconds = time.monotonic() - started
         return Trained(model.version, update, self._stands_at, result.loss, result.samples, seconds)

@@ -82,7 +82,7 @@ def create_run_requests(
     signed: SignedRunManifest, options: pb.RunOptions, vector: NDArray[np.float32] | None
 ) -> Iterator[pb.CreateRunRequest]:
     """The stream of a CreateRun. Without a vector it is a rehearsal: the server checks and creates nothing."""
-    data = b"" if vector is None else vector.astype("<f4", copy=False).tobytes()
+    data = memoryview(b"") if vector is None else np.ascontiguousarray(vector, "<f4").view(np.uint8).data
     yield pb.CreateRunRequest(
         header=pb.CreateRunHeader(
             manifest=codec.signed_run_to_wire(signed),

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from fedrep.coding import encode_coordinates
 from fedrep.communication import bits_per_round
 from fedrep.errors import FedrepError, InvalidInputError, RefusedError
+from fedrep.patched import dense
 from fedrep.privacy import Ledger
 from fedrep.protocol.announcement import Dice, announce
 from fedrep.protocol.attendance import Attendance, RoundReport
@@ -109,7 +110,7 @@ class ClearSilo:
             self.stopped = trained.error
         if not isinstance(trained, Trained):
             return None
-        journal, public, update = self.state.journal, self._public(manifest), trained.update
+        journal, public, update = self.state.journal, self._public(manifest), dense(trained.update)
         if public is not None:
             self.state = replace(self.state, memory=self.state.memory.without_residual())
             update = only(update, public.together)
@@ -122,7 +123,7 @@ class ClearSilo:
         else:
             coordinates = propose(contribution.g, manifest.per_silo, manifest.alpha, self._dice.draw())
             self.state = replace(self.state, journal=journal.charged(manifest, contribution.training, coordinates))
-        bits = range_bits(contribution.g, manifest.clip_range, manifest.per_silo)
+        bits = range_bits(contribution.g, manifest.clip_range, manifest.per_silo, contribution.peak)
         self._drill.share(self._scene.run, manifest.round, contribution.g)
         self._kept = Offer(contribution, coordinates, bits, trained.state)
         return self._kept
@@ -136,7 +137,7 @@ class ClearSilo:
         crafted = self._drill.of_update(self._scene.run, manifest.round, contribution.g)
         values = quantize(gather(crafted, indices), manifest.clip_range, ring, self._dice.draw())
         sent = gather(contribution.g, indices) if self._drill.attack else values.dequantized
-        pending = Pending(_NOWHERE, contribution, manifest.clip_range, indices, sent, gather(memory.residual, indices))
+        pending = Pending(_NOWHERE, contribution, manifest.clip_range, indices, sent)
         self.state = replace(self.state, memory=replace(memory, pending=pending).settle(Fate.OPENED), trainer=offer.trainer)
         levels: NDArray[np.unsignedinteger] = values.levels
         return levels

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedrep.errors import CryptoError, DecodeError, FedrepError, LimitError, OutOfPhaseError, UnknownSiloError
 from fedrep.protocol.manifests import RosterEntry, SiloName
@@ -45,6 +45,8 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         self._coordinator = coordinator
         self._gate = gate
         self._receive_seconds = coordinator.settings.receive_seconds
+        self._hashing = threading.Lock()
+        self._hashed = (b"", b"")  # a model's own hash, and the SHA-256 that goes with its chunks
 
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinResponse:
         peer = caller()
@@ -86,7 +88,8 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         driver = self._run(request.run)
         only_one_of_its_kind()
         stored = await self._coordinator.model(driver, request.version)
-        data, sha256 = await asyncio.to_thread(_model_bytes, stored.vector)
+        data = stored.vector.astype("<f4", copy=False).view(np.uint8).data
+        sha256 = await asyncio.to_thread(self._sha256, stored.hash, data)
         header = pb.ModelHeader(
             version=stored.version,
             parameters=stored.vector.size,
@@ -97,6 +100,13 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         yield pb.GetModelResponse(header=header)
         for chunk in cut_into_chunks(data):
             yield pb.GetModelResponse(chunk=chunk)
+
+    def _sha256(self, model: bytes, data: memoryview) -> bytes:
+        """All silos of a run ask for the same model at about the same time: one hash serves them."""
+        with self._hashing:
+            if self._hashed[0] != model:
+                self._hashed = model, hashlib.sha256(data).digest()
+            return self._hashed[1]
 
     async def GetCertificates(self, request: pb.GetCertificatesRequest, context: Context) -> pb.GetCertificatesResponse:
         self._run(request.run)
@@ -270,11 +280,6 @@ def _roster_entry(driver: RunDriver, peer: PeerCertificate, request: pb.JoinRequ
     return entry
 
 
-def _model_bytes(vector: NDArray[np.float32]) -> tuple[bytes, bytes]:
-    data = vector.astype("<f4", copy=False).tobytes()
-    return data, hashlib.sha256(data).digest()
-
-
 async def header_of(requests: AsyncIterator[Any]) -> Any:
     first = await anext(requests, None)
     if first is None or first.WhichOneof("part") != "header":
@@ -283,8 +288,17 @@ async def header_of(requests: AsyncIterator[Any]) -> Any:
 
 
 async def collect(requests: AsyncIterator[Any], assembler: Assembler) -> bytes:
+    await _add_all(requests, assembler)
+    return assembler.finish() if assembler.size <= INLINE_BYTES else await asyncio.to_thread(assembler.finish)
+
+
+async def collect_large(requests: AsyncIterator[Any], assembler: Assembler) -> bytearray:
+    await _add_all(requests, assembler)
+    return await asyncio.to_thread(assembler.take)
+
+
+async def _add_all(requests: AsyncIterator[Any], assembler: Assembler) -> None:
     async for request in requests:
         if request.WhichOneof("part") != "chunk":
             raise DecodeError("after its header a stream holds chunks only", reason="MALFORMED")
         assembler.add(request.chunk)
-    return assembler.finish() if assembler.size <= INLINE_BYTES else await asyncio.to_thread(assembler.finish)

@@ -15,18 +15,21 @@ import os
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from numpy.typing import NDArray
 from sqlalchemy import Connection, LargeBinary, MetaData, Table, insert, select
 
 from fedrep.errors import NotFoundError, SettingsError, StoreUnavailableError
 from fedrep_runtime.files import sync_folder
+from fedrep_runtime.tensor_files import read_tensors, write_tensors
 from fedrep_server.operations.leadership import leadership_of
-from fedrep_server.rounds.model_store import ModelStore, open_model_store, read_safetensors, to_safetensors
+from fedrep_server.rounds.model_steps import step_from
+from fedrep_server.rounds.model_store import ModelStore, model_metadata, open_model_store, read_safetensors
 from fedrep_server.store.database import Database
 from fedrep_server.store.schema import current_revision, known_revisions, migrate
 from fedrep_server.store.tables import BACKED_UP, models, runs
@@ -99,7 +102,7 @@ def _write(file: IO[bytes], database: Database, store: ModelStore, revision: str
         names: dict[str, tuple[str, int]] = {}
         for run, version in wanted:
             try:
-                data = to_safetensors(store.get(run, version))
+                model = store.get(run, version)
             except NotFoundError:
                 if (run, version) not in current:
                     continue  # retention let it go since the snapshot was taken
@@ -108,8 +111,16 @@ def _write(file: IO[bytes], database: Database, store: ModelStore, revision: str
                 ) from None
             name = f"models/{len(names)}.safetensors"
             names[name] = (run, version)
-            _add(tar, name, io.BytesIO(data), hashes)
-        manifest = {"format": FORMAT, "revision": revision, "sha256": hashes, "models": names}
+            _add_tensors(tar, name, {"model": model.vector, "residual": model.residual}, model_metadata(model), scratch, hashes)
+        steps: dict[str, tuple[str, int]] = {}
+        for run in sorted({run for run, _ in wanted}):
+            for version in store.steps(run):
+                step = store.step(run, version)
+                if step is not None:  # else retention was faster
+                    name = f"steps/{len(steps)}.safetensors"
+                    steps[name] = (run, version)
+                    _add_tensors(tar, name, step.tensors(), {"step": json.dumps(step.notes())}, scratch, hashes)
+        manifest = {"format": FORMAT, "revision": revision, "sha256": hashes, "models": names, "steps": steps}
         _add(tar, MANIFEST, io.BytesIO(json.dumps(manifest, indent=1).encode()), {})
     return BackupReport(revision, rows["runs"], sum(rows.values()), len(names))
 
@@ -135,6 +146,21 @@ def _add(tar: tarfile.TarFile, name: str, file: IO[bytes], hashes: dict[str, str
     tar.addfile(entry, file)
 
 
+def _add_tensors(
+    tar: tarfile.TarFile,
+    name: str,
+    tensors: Mapping[str, NDArray[Any]],
+    metadata: Mapping[str, str],
+    scratch: Path,
+    hashes: dict[str, str],
+) -> None:
+    with tempfile.TemporaryDirectory(prefix=".backup-", dir=scratch) as folder:
+        path = Path(folder) / "tensors"
+        write_tensors(path, tensors, metadata)
+        with path.open("rb") as file:
+            _add(tar, name, file, hashes)
+
+
 def restore(source: Path, store_url: str, data_folder: Path, models_kind: str = "folder") -> BackupReport:
     """All hashes are checked before the first row is written. Database and model store may be of another kind than before."""
     try:
@@ -154,7 +180,7 @@ def _unpack(source: Path, scratch: Path) -> dict[str, Any]:
             if manifest["format"] != FORMAT or manifest["revision"] not in known_revisions():
                 raise SettingsError(f"The backup {source} was written by a newer fedrep. Restore it with that version.")
             listed = {MANIFEST, *manifest["sha256"]}
-            if set(tar.getnames()) != listed or {*manifest["models"]} - listed:
+            if set(tar.getnames()) != listed or {*manifest["models"], *manifest.get("steps", {})} - listed:
                 raise _not_whole(source)
             for number, (name, expected) in enumerate(sorted(manifest["sha256"].items())):
                 path = scratch / str(number)
@@ -197,6 +223,9 @@ def _fill(database: Database, data_folder: Path, models_kind: str, manifest: dic
         for name, (run, version) in manifest["models"].items():
             model = read_safetensors(manifest["paths"][name], version)
             store.put(run, version, model.vector, model.residual, model.hash, model.chain)
+        for name, (run, _) in manifest.get("steps", {}).items():
+            metadata, tensors = read_tensors(manifest["paths"][name])
+            store.put_step(run, step_from(json.loads(metadata["step"]), tensors))
     finally:
         lead.release()
     return BackupReport(manifest["revision"], rows.get("runs", 0), sum(rows.values()), len(manifest["models"]))

@@ -90,7 +90,7 @@ class Coordinator:
         records.settle(driver.machine, Restarted(stored.open_round))
         return driver
 
-    async def create_run(self, signed: SignedRunManifest, options: observer.RunOptions, vector: bytes) -> None:
+    async def create_run(self, signed: SignedRunManifest, options: observer.RunOptions, vector: bytes | bytearray) -> None:
         """After a rehearsal that found nothing."""
         model = await asyncio.to_thread(_initial_model, signed, vector)
         async with self._creating:
@@ -146,12 +146,13 @@ class Coordinator:
             self.models,
             options.keep_models or self.settings.retention.models,
             self.watchers.changed_from_thread,
+            self.settings.retention.updates,
         )
 
     def _driver(self, signed: SignedRunManifest, records: RunRecords, progress: RunProgress) -> RunDriver:
         rules, options = signed.manifest, records.options
         goals = Goals(rules.rounds, options.target_accuracy, options.epsilon_budget)
-        machine = ServerRun(rules, progress, Dice(records.buffer_seed), self._seal.sign, goals)
+        machine = ServerRun(rules, progress, Dice(records.buffer_seed), self._seal.sign, goals, in_place=True)
         return RunDriver(signed, machine, records, self.settings, self._listeners)
 
     def _add(self, driver: RunDriver) -> None:
@@ -297,10 +298,10 @@ def _figures_text(request: pb.ReportMetricsRequest) -> str:
     return f"{figures or 'no figure'} after round {request.round}"
 
 
-def _initial_model(signed: SignedRunManifest, data: bytes) -> ServerModel:
+def _initial_model(signed: SignedRunManifest, data: bytes | bytearray) -> ServerModel:
     if len(data) != FLOAT_BYTES * signed.manifest.parameters:
         raise InvalidInputError("the model has another number of parameters than the manifest says", reason="WRONG_MODEL")
-    model = ServerModel.initial(np.frombuffer(data, "<f4").astype(np.float32))
+    model = ServerModel.initial(np.frombuffer(data, "<f4").astype(np.float32, copy=False), signed.manifest.model_hash)
     if model.state.hash != signed.manifest.model_hash:
         raise InvalidInputError("the model is not the one whose hash the manifest was signed with", reason="WRONG_MODEL")
     if not np.isfinite(model.state.vector).all():

@@ -17,14 +17,17 @@ from fedrep.protocol.goals import Totals
 from fedrep.protocol.manifests import RunHash
 from fedrep.protocol.messages import Outcome, Statement, Update
 from fedrep.protocol.model_state import ModelState, ServerModel
+from fedrep.protocol.round_closing import ClosedRound
 from fedrep.protocol.round_effects import Noted
 from fedrep.protocol.run_effects import CommitRound, Count, KeepAttendance, KeepLine, KeepModel, KeepState, OpenRound, Save
 from fedrep.protocol.run_events import Counted, RunEvent, Saved
 from fedrep.protocol.run_progress import RunProgress, RunState
 from fedrep.protocol.server_run import ServerRun
+from fedrep.sparsify import gather
 from fedrep.wire import codec
 from fedrep.wire.v1 import federation_pb2 as pb
 from fedrep.wire.v1 import observer_pb2 as observer
+from fedrep_server.rounds.model_steps import CHECKPOINT_EVERY, StoredStep
 from fedrep_server.rounds.model_store import ModelStore, StoredModel
 from fedrep_server.rounds.round_row import Clock, ledger_entries, round_row
 from fedrep_server.store import (
@@ -58,10 +61,12 @@ class RunRecords:
     models: ModelStore
     keep_models: int
     changed: Listener
+    keep_updates: int = 200
     _statements: dict[int, tuple[Statement, ...]] = field(default_factory=dict)
     _reading: threading.Lock = field(default_factory=threading.Lock)
     _asked_for: int = 0
     _untidy: bool = False
+    _checkpoint: int | None = None
 
     def write(self, save: Save) -> None:
         """On disk when it returns; nothing of it counts if it raises."""
@@ -115,7 +120,7 @@ class RunRecords:
             row,
             self.columns(closed.progress),
             _stored(closed.update),
-            self._put(closed.progress) if closed.update.outcome is Outcome.APPLIED else None,
+            self._step(closed) if closed.update.outcome is Outcome.APPLIED else None,
             traffic,
             ledger_entries(closed),
             _events(*save.lines),
@@ -133,16 +138,29 @@ class RunRecords:
         """Lets go of what retention does not keep. May fail, and then does all of it the next time."""
         before, self._untidy = self._untidy, True
         self.store.forget_past(self.name)
-        for version in self.store.retire_models(self.name, self.keep_models):
-            self.models.delete(self.name, version)
-        if before:
+        if self.store.retire_models(self.name, self.keep_models) or before:
             self.prune_models(self.store.run(self.name))
         self._untidy = False
+
+    def _step(self, closed: ClosedRound) -> NewModel:
+        """The round's own change, and every now and then the whole, so that a restart need not start from far."""
+        model, descent = closed.progress.model, closed.update.descent
+        assert descent is not None
+        state = model.state
+        residual = gather(model.residual, closed.result.indices)
+        self.models.put_step(self.name, StoredStep(state.version, descent, residual, state.hash, state.chain))
+        if self._checkpoint is None:
+            known = [version for version in self.models.versions(self.name) if version < state.version]
+            self._checkpoint = max(known, default=-CHECKPOINT_EVERY)
+        if state.version - self._checkpoint >= CHECKPOINT_EVERY:
+            return self._put(closed.progress)
+        return _named(state)
 
     def _put(self, progress: RunProgress) -> NewModel:
         state, residual = progress.model.state, progress.model.residual
         self.models.put(self.name, state.version, state.vector, residual, state.hash, state.chain)
-        return NewModel(state.version, state.hash, state.chain, FLOAT_BYTES * state.vector.size)
+        self._checkpoint = state.version
+        return _named(state)
 
     def columns(self, progress: RunProgress) -> Progress:
         """As the store keeps it."""
@@ -180,19 +198,23 @@ class RunRecords:
 
     def prune_models(self, stored: StoredRun) -> None:
         """Files that no row names: a server died between the two."""
+        newest = stored.progress.model_version
         named = {row.version for row in self.store.models(self.name)}
-        self.models.prune(self.name, named | {stored.progress.model_version})
+        self.models.prune(self.name, named | {newest}, frozenset(range(newest - self.keep_updates + 1, newest + 1)))
 
     def update(self, number: int) -> Update:
         stored = self.store.round_update(self.name, number)
         if stored is None:
             raise NotFoundError(f"round {number} of run {self.name!r} is not known here", reason="UNKNOWN_ROUND")
         header = pb.UpdateHeader.FromString(stored.header)
-        if stored.levels is None or stored.coordinates is None:
+        if stored.levels is not None and stored.coordinates is not None:
+            return codec.update_from_wire(header, stored.coordinates + stored.levels)
+        step = self.models.step(self.name, header.model_version)
+        if step is None or step.hash != header.model_hash:
             raise NotFoundError(
                 f"the update of round {number} is no longer kept; fetch the model instead", reason="UPDATE_NOT_KEPT"
             )
-        return codec.update_from_wire(header, stored.coordinates + stored.levels)
+        return codec.update_from_wire(header, step.descent.coordinates + step.descent.levels)
 
     def model(self, version: int) -> StoredModel:
         return self.models.get(self.name, version)
@@ -236,10 +258,14 @@ class RunRecords:
 
 
 def _stored(update: Update) -> StoredUpdate:
+    """Without the values, which are the model store's, as a step."""
     header, _ = codec.update_to_wire(update)
-    descent = update.descent
-    payload = (b"", b"") if descent is None else (descent.coordinates, descent.levels)
+    payload = (b"", b"") if update.descent is None else (None, None)
     return StoredUpdate(header.SerializeToString(), *payload)
+
+
+def _named(state: ModelState) -> NewModel:
+    return NewModel(state.version, state.hash, state.chain, FLOAT_BYTES * state.vector.size)
 
 
 def _events(*lines: Noted) -> list[NewEvent]:
