@@ -152,7 +152,7 @@ class Coordinator:
     def _driver(self, signed: SignedRunManifest, records: RunRecords, progress: RunProgress) -> RunDriver:
         rules, options = signed.manifest, records.options
         goals = Goals(rules.rounds, options.target_accuracy, options.epsilon_budget)
-        machine = ServerRun(rules, progress, Dice(records.buffer_seed), self._seal.sign, goals, in_place=True)
+        machine = ServerRun(rules, progress, Dice(records.buffer_seed), self._seal.sign, goals)
         return RunDriver(signed, machine, records, self.settings, self._listeners)
 
     def _add(self, driver: RunDriver) -> None:
