@@ -222,7 +222,7 @@ def soak(figures: Figures) -> list[str]:
         names = ("server_mb", "silos_mb", "server_files", "silos_files", "tasks", "server_cpu_ms", "silos_cpu_ms", "ms")
         rows = [[str(mark["last_round"]), *(number(mark[name]) for name in names)] for mark in marks]
         header = ["round", "server, MB", "silos, MB", "files", "files", "tasks", "server CPU, ms", "silos CPU, ms", "round, ms"]
-        ended = "" if part["played"] >= part["rounds"] else f" of {part['rounds']}, where it was ended,"
+        ended = "" if part["played"] >= part["rounds"] else f" of {part['rounds']}, where it stopped,"
         verdict = "flat" if judged["flat"] else "not flat"
         told = f"{part['silos']} silos, d = {part['parameters']:,}: after {part['played']} rounds{ended} **{verdict}**. "
         told += f"A quick round took {judged['latency']:.2f} of the time it took at first."
