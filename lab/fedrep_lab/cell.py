@@ -104,8 +104,10 @@ class Cell:
         return min(parameters, max(1, round(self.ratio * parameters) // self.m))
 
     def key(self) -> str:
-        """The same settings give the same name, so a finished cell is found again."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
+        """The same settings give the same name, also when cells have got another setting since, so a finished cell is found."""
+        plain = asdict(Cell())
+        told = {name: value for name, value in asdict(self).items() if value != plain[name]}
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
 
     def plain(self) -> dict[str, Any]:
         return json.loads(json.dumps(asdict(self)))  # type: ignore[no-any-return]  # json.loads is Any

@@ -21,6 +21,7 @@ from fedrep_lab.comparisons import Verdict
 from fedrep_lab.figures import draw
 from fedrep_lab.results import Result, ResultFolder, tables_of
 from fedrep_lab.scores import grouped, label, values_of
+from fedrep_lab.tuning import by_key
 from fedrep_lab.verdicts import judge
 from fedrep_runtime.files import write_atomically
 
@@ -65,7 +66,7 @@ class Section:
 
     @property
     def tuned(self) -> str:
-        """The rates of its methods; nothing where the experiment names them itself."""
+        """The rates of its methods, if `tuning` chose those of all its cells."""
         found = {label(one, ("method", "rule", "pre", "beta", "interval")): one.cell.rate for one in self.results}
         trained = any(one.cell.task == "train" and not one.cell.record_epsilon for one in self.results)
         return "; ".join(f"{name}: {rate:g}" for name, rate in sorted(found.items())) if trained and self.tunes else ""
@@ -124,7 +125,9 @@ def write_report(folder: Path, preset: str | None, page: Path, markdown: Path | 
 
 def _section(experiment: Experiment, preset: str, folder: ResultFolder) -> Section:
     results = sorted(folder.load(experiment.name, preset), key=lambda result: result.cell.key())
-    tunes = bool(experiment.tuning(preset))
+    tried = by_key(folder.load(tuning.NAME, preset))
+    chosen = {cell.key() for cell in experiment.cells(preset, None, tried)} if tried else set()
+    tunes = bool(experiment.tuning(preset)) and all(one.cell.key() in chosen for one in results)
     return Section(experiment, results, judge(experiment.verdict, preset, results), draw(experiment, results), tunes)
 
 
