@@ -20,7 +20,7 @@ from fedrep.secagg.keys import Entropy
 PRIME = 2**256 + 297
 SECRET_BYTES = 32
 ELEMENT_BYTES = 33
-MAX_HOLDERS = 255
+MAX_HOLDERS = 1023  # the field would take any number; what a silo computes grows with its square
 
 # 384 random bits reduced modulo a 257-bit prime are uniform up to 2^-127.
 _COEFFICIENT_BYTES = 48
@@ -45,7 +45,7 @@ def split(secret: bytes, threshold: int, holders: int, entropy: Entropy = secret
     constant = int.from_bytes(secret, "big")
     shares = []
     for point in range(1, holders + 1):
-        # Points are below 2^8, so a step of Horner's rule adds one byte: reducing once at the end is the cheaper way.
+        # Points are small, so a step of Horner's rule adds a byte or two: reducing once at the end is the cheaper way.
         value = 0
         for coefficient in coefficients:
             value = (value + coefficient) * point

@@ -14,6 +14,7 @@ from fedrep.aggregators import AGGREGATORS
 from fedrep.protocol.advice import WORKS, advise
 from fedrep.protocol.manifests import RunManifest
 from fedrep.protocol.preflight import preflight
+from fedrep.secagg.shamir import MAX_HOLDERS
 from fedrep_runtime.run_config import AggregatorConfig, RunConfig
 from tests.protocol.federation import run_manifest
 from tests.protocol.test_preflight import MODEL, PROBLEMS, names, sound
@@ -132,7 +133,7 @@ def test_whoever_does_what_is_suggested_has_a_run_that_works(
         assert preflight(manifest(applied(made, dict(remedy.settings)))) == [], remedy
 
 
-@pytest.mark.parametrize("silos", [0, 1, 256])
+@pytest.mark.parametrize("silos", [0, 1, MAX_HOLDERS + 1])
 def test_sizes_that_make_no_sense_are_answered_too(silos: int) -> None:
     run = replace(run_manifest(8, MODEL), silos=names(silos))
-    assert f"{silos} silos: a run has between 2 and 255" in advise(run).sentence
+    assert f"{silos} silos: a run has between 2 and {MAX_HOLDERS}" in advise(run).sentence

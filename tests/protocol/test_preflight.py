@@ -15,6 +15,7 @@ from fedrep.protocol.manifests import Deadlines, RunManifest, SiloName
 from fedrep.protocol.preflight import preflight
 from fedrep.protocol.thresholds import KRUM, buffers_needed, default_quorum, share_threshold
 from fedrep.quantize import RingFormat
+from fedrep.secagg.shamir import MAX_HOLDERS
 from tests.protocol.federation import run_manifest
 
 MODEL = np.zeros(400, np.float32)
@@ -34,7 +35,10 @@ def sound(**changes: object) -> RunManifest:
 
 PROBLEMS: dict[str, tuple[dict[str, object], str]] = {
     "a name twice": ({"silos": (*names(13), SiloName("silo-000"))}, "a silo is listed twice: list every name once"),
-    "too many silos": ({"silos": names(256)}, "256 silos: a run has between 2 and 255"),
+    "too many silos": (
+        {"silos": names(MAX_HOLDERS + 1)},
+        f"{MAX_HOLDERS + 1} silos: a run has between 2 and {MAX_HOLDERS}",
+    ),
     "buffers of one": ({"buffer_size": 1}, "buffer size 1: at least 2, or the server sees single updates"),
     "alpha above 1": ({"alpha": 1.5}, "alpha 1.5: choose a value in [0, 1]"),
     "alpha below 0": ({"alpha": -0.1}, "alpha -0.1: choose a value in [0, 1]"),
@@ -129,7 +133,7 @@ def test_the_sentence_is_absent_from_a_sound_run(case: str) -> None:
 
 @pytest.mark.parametrize("count", [0, 1])
 def test_a_federation_of_one_is_refused(count: int) -> None:
-    assert f"{count} silos: a run has between 2 and 255" in preflight(sound(silos=names(count)))
+    assert f"{count} silos: a run has between 2 and {MAX_HOLDERS}" in preflight(sound(silos=names(count)))
 
 
 def test_more_attackers_than_may_stay_silent_are_refused() -> None:

@@ -20,9 +20,10 @@ from fedrep.protocol.thresholds import (
     openable_buffers,
     share_threshold,
 )
+from fedrep.secagg.shamir import MAX_HOLDERS
 
 
-@given(st.integers(2, 255))
+@given(st.integers(2, MAX_HOLDERS))
 def test_two_sets_of_t_holders_always_share_some_and_a_third_of_them_may_be_silent(holders: int) -> None:
     threshold = share_threshold(holders)
     assert holders_in_common(holders) == len(set(range(threshold)) & set(range(holders - threshold, holders))) >= 1

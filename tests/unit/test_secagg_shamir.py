@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedrep.errors import CryptoError, InvalidInputError
-from fedrep.secagg.shamir import ELEMENT_BYTES, PRIME, combine, split
+from fedrep.secagg.shamir import ELEMENT_BYTES, MAX_HOLDERS, PRIME, combine, split
 
+LARGEST_THRESHOLD = 2 * MAX_HOLDERS // 3 + 1
 SECRET = hashlib.sha256(b"secret").digest()
 
 VECTORS = [
@@ -93,9 +94,9 @@ def test_any_secret_survives_any_threshold_and_any_choice_of_holders(secret: byt
 
 @pytest.mark.parametrize("secret", [bytes(32), b"\xff" * 32, b"\x00" * 31 + b"\x01"])
 def test_the_extreme_secrets_survive_the_largest_roster(secret: bytes) -> None:
-    shares = numbered(split(secret, 171, 255))
-    assert combine(shares, 171) == secret
-    assert combine(dict(list(shares.items())[-171:]), 171) == secret
+    shares = numbered(split(secret, LARGEST_THRESHOLD, MAX_HOLDERS))
+    assert combine(shares, LARGEST_THRESHOLD) == secret
+    assert combine(dict(list(shares.items())[-LARGEST_THRESHOLD:]), LARGEST_THRESHOLD) == secret
 
 
 def test_combine_agrees_with_the_textbook_formula() -> None:
@@ -163,13 +164,13 @@ def test_a_value_above_every_secret_is_refused() -> None:
     assert combine({1: (2**256 - 1).to_bytes(33, "big")}, 1) == b"\xff" * 32
 
 
-@pytest.mark.parametrize("point", [0, -1, 256])
+@pytest.mark.parametrize("point", [0, -1, MAX_HOLDERS + 1])
 def test_a_share_at_a_point_nobody_holds_is_refused(point: int) -> None:
     with pytest.raises(CryptoError, match="points"):
         combine({point: b"\x00" * 33}, 1)
 
 
-@pytest.mark.parametrize(("threshold", "holders"), [(0, 3), (-1, 3), (4, 3), (1, 0), (3, 256)])
+@pytest.mark.parametrize(("threshold", "holders"), [(0, 3), (-1, 3), (4, 3), (1, 0), (3, MAX_HOLDERS + 1)])
 def test_an_impossible_sharing_is_refused(threshold: int, holders: int) -> None:
     with pytest.raises(InvalidInputError, match="threshold"):
         split(SECRET, threshold, holders)
