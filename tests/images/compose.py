@@ -82,8 +82,14 @@ class Federation:
             mounts[target] = DEPLOY / source if source.startswith(".") else self._volume(source, root / target.lstrip("/"))
         user = service.get("user") or config.get("User") or "0:0"
         if "build" not in service:
-            user = "999:999"
-            environment |= {"PATH": "/usr/lib/postgresql/15/bin:/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"}
+            user = self._database_user(root)
+            os.chown(mounts["/var/lib/postgresql/data"], *map(int, user.split(":")))
+            mounts["/var/lib/postgresql/data"].chmod(0o700)
+            environment |= {
+                "PATH": "/usr/lib/postgresql/15/bin:/usr/local/bin:/usr/bin:/bin",
+                "LANG": "C.UTF-8",
+                "PGHOST": "127.0.0.1",
+            }
         return Container(root, environment, mounts, self.network, user)
 
     def _image(self, service: Mapping[str, Any]) -> str:
@@ -98,10 +104,13 @@ class Federation:
                 state = inside.stat()
                 os.chown(folder, state.st_uid, state.st_gid)
                 folder.chmod(state.st_mode & 0o7777)
-        if name == "database":
-            os.chown(folder, 999, 999)
-            folder.chmod(0o700)
         return folder
+
+    @staticmethod
+    def _database_user(root: Path) -> str:
+        known = (root / "etc" / "passwd").read_text()
+        (found,) = re.findall(r"^postgres:x:(\d+:\d+):", known, re.MULTILINE)
+        return str(found)
 
     def words(self, name: str) -> list[str]:
         """What the container runs: compose's entrypoint or command instead of the image's."""
