@@ -21,6 +21,7 @@ import yaml
 from tests.images.containers import REPOSITORY, Builder, Container, end
 
 DEPLOY = REPOSITORY / "deploy"
+MOVED = {"ca": ("8553", "8563")}  # two services that share a loopback cannot share a port
 DATABASE = "localhost/fedrep-test-database"
 START_DATABASE = """#!/bin/sh
 # As the official image does with POSTGRES_USER, POSTGRES_DB and POSTGRES_PASSWORD_FILE.
@@ -75,6 +76,8 @@ class Federation:
         config = self.builder.config(tag)
         environment = dict(entry.split("=", 1) for entry in config.get("Env") or [])
         environment |= {key: str(value) for key, value in (service.get("environment") or {}).items()}
+        if name in MOVED:
+            environment = {key: value.replace(*MOVED[name]) for key, value in environment.items()}
         mounts = {"/etc/hosts": self._hosts}
         root = self.builder.unpack(tag)
         for volume in service.get("volumes", []):
@@ -127,6 +130,8 @@ class Federation:
         service = self.services[name]
         given = service.get("healthcheck", {}).get("test")
         kind, *words = given or self.builder.config(self._image(service))["Healthcheck"]["Test"]
+        if name in MOVED:
+            words = [word.replace(*MOVED[name]) for word in words]
         return words if kind == "CMD" else ["sh", "-c", *words]
 
     def log(self, name: str) -> str:
