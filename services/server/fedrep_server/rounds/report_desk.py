@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from fedrep.errors import FedrepError
 from fedrep_server.store import Report, Store
 
+GATHER_SECONDS = 0.05  # nobody waits for the answer, and the others are about to report too
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Waiting:
@@ -34,6 +36,7 @@ class ReportDesk:
         await waiting.written
 
     async def _write(self) -> None:
+        await asyncio.sleep(GATHER_SECONDS)
         while self._waiting:
             together = self._take()
             error = await self._tried(together)
