@@ -95,8 +95,9 @@ class Invariants:
             self._own += _growth(member)
         counted = {**{name: book.tasks for name, book in self.silos.items()}, **self.server.tasks}
         for name, tasks in counted.items():
-            if len(tasks) >= 10 and max(tasks[-3:]) > min(tasks[2:8]) + TASKS:
-                self._own.append(f"{name}: its tasks grew from {min(tasks[2:8])} to {max(tasks[-3:])}")
+            half = len(tasks) // 2  # a standby that comes to lead has more to do: growth goes on after that
+            if half >= 15 and min(tasks[-5:]) > max(tasks[:half]) + TASKS:
+                self._own.append(f"{name}: its tasks grew from {max(tasks[:half])} to {min(tasks[-5:])}")
 
     def _compare_rounds(self) -> None:
         counted: dict[tuple[str, int, int], int] = {}
