@@ -122,17 +122,11 @@ class ServerModel:
         coordinates: bytes,
         aggregate: NDArray[np.float32],
         bits: int,
-        *,
-        in_place: bool = False,
     ) -> tuple[ServerModel, Descent]:
-        """The next model, and what goes down to the silos; `coordinates` is `indices`, coded.
-
-        With `in_place` the next one's residual takes the memory of this one's. The model itself is always a new one: others may
-        be reading this.
-        """
+        """The next model, and what goes down to the silos; `coordinates` is `indices`, coded. Others may be reading this one."""
         down = encode_update(aggregate, gather(self.residual, indices), bits)
         after = self.state._advance(indices, down.values)
-        residual = self.residual if in_place else self.residual.copy()
+        residual = self.residual.copy()
         residual[indices] = down.residual
         descent = Descent(coordinates, encode_levels(down.levels), float(down.scale), bits)
         return replace(self, state=after, residual=residual), descent

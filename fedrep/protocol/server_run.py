@@ -100,14 +100,9 @@ STATES: dict[tuple[RunState, type[RunEvent]], RunState] = {
 
 
 class ServerRun:
-    """`sign` puts the server's signature under a round's manifest; `progress` and `open` change as events are received.
+    """`sign` puts the server's signature under a round's manifest; `progress` and `open` change as events are received."""
 
-    With `in_place` the downlink residual of a model is only good until the next round is closed.
-    """
-
-    def __init__(
-        self, rules: RunManifest, progress: RunProgress, dice: Dice, sign: Sign, goals: Goals, *, in_place: bool = False
-    ) -> None:
+    def __init__(self, rules: RunManifest, progress: RunProgress, dice: Dice, sign: Sign, goals: Goals) -> None:
         self._first = rules
         self.progress = progress
         self.open: OpenedRound | None = None
@@ -115,7 +110,6 @@ class ServerRun:
         self._dice = dice
         self._sign = sign
         self._goals = goals
-        self._in_place = in_place
         self._asked: tuple[Save, RunProgress] | None = None
         self._broken: dict[SiloName, int] = {}
         self._losses = 0
@@ -244,7 +238,7 @@ class ServerRun:
                 case Noted():
                     notes.append(replace(effect, round=manifest.round))
                 case RoundEnded(result):
-                    closed = _amended(close_round(self.rules, manifest, result, self.progress, in_place=self._in_place))
+                    closed = _amended(close_round(self.rules, manifest, result, self.progress))
                     return self._ask(CommitRound(closed, (*notes, closed.line())))
         return [*timers, *notes]
 

@@ -84,19 +84,6 @@ def test_a_refused_update_leaves_a_model_as_it_was_even_in_place() -> None:
     assert (full.vector == np.float32(-3e38)).all()
 
 
-def test_a_servers_residual_may_take_the_memory_of_the_one_before_and_its_model_never_does() -> None:
-    kept, used = initial(), initial()
-    rng = np.random.default_rng(3)
-    for _ in range(4):
-        indices, values = np.sort(rng.choice(D, 60, replace=False)), rng.normal(size=60).astype(np.float32)
-        before, vector = used.state.vector.tobytes(), used.state.vector
-        kept, descent = kept.apply(indices, b"", values, 16)
-        used, same = used.apply(indices, b"", values, 16, in_place=True)
-        assert descent == same
-        assert (kept.state.hash, kept.residual.tobytes()) == (used.state.hash, used.residual.tobytes())
-        assert vector.tobytes() == before
-
-
 def test_a_run_that_began_with_sha_256_keeps_it() -> None:
     """Hashes and manifests of older runs stay valid: their model is hashed as it always was."""
     vector = np.arange(D, dtype=np.float32)
