@@ -196,6 +196,11 @@ class SignedRoundManifest:
     certificate: bytes = b""
 
 
+def roster_digest(roster: tuple[RosterEntry, ...]) -> bytes:
+    """What a silo names a roster by that it need not be sent again."""
+    return digest("fedrep/roster", _flat(roster))
+
+
 def session_key_message(run: bytes, key: bytes, promise: RecordPromise | None = None) -> bytes:
     """A key and a promise stand under one signature: a server that leaves the promise out, or alters it, has an unsigned key."""
     promised = () if promise is None else (promise.epsilon, promise.delta)

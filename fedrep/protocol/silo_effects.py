@@ -17,6 +17,7 @@ from fedrep.patched import Difference
 from fedrep.protocol.error_memory import Fate
 from fedrep.protocol.manifests import (
     RecordPromise,
+    RosterEntry,
     RoundManifest,
     RunHash,
     RunManifest,
@@ -84,10 +85,13 @@ class GetSurvivors:
 
 @dataclass(frozen=True, slots=True)
 class GetUpdate:
+    """`roster` is the one that this silo holds and need not be sent again."""
+
     run: RunHash
     round: int
     statement: Statement | None = None
     omit_agreement: bool = False
+    roster: tuple[RosterEntry, ...] = field(default=(), repr=False)
 
 
 Speech = Join | Proposal | Abstention | GetConsensus | Submission | GetSurvivors | Confirmation | Reveal | GetUpdate

@@ -730,7 +730,8 @@ class SiloMachine:
 
     def _question_about_end(self) -> GetUpdate:
         assert self.part is not None
-        return GetUpdate(self._manifest.run, self._manifest.round, omit_agreement=self.part.agreed is not None)
+        manifest = self._manifest
+        return GetUpdate(manifest.run, manifest.round, omit_agreement=self.part.agreed is not None, roster=manifest.roster)
 
     def _lose_track(self, refusal: Refusal) -> Effects:
         """A manifest nobody signed, or a server that lost its latest rounds: what it says now is heard after a pause."""

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 from fedrep.errors import DecodeError, InvalidInputError
 from fedrep.protocol.manifests import (
@@ -19,6 +19,7 @@ from fedrep.protocol.manifests import (
     SignedRoundManifest,
     SignedRunManifest,
     SiloName,
+    roster_digest,
     signed_fields,
 )
 from fedrep.protocol.messages import (
@@ -54,6 +55,7 @@ _SECRETS = {Secret.SEED: pb.SECRET_KIND_SEED, Secret.KEY: pb.SECRET_KIND_KEY}
 _SECRETS_BACK = {wire: secret for secret, wire in _SECRETS.items()}
 _OUTCOMES = {Outcome.APPLIED: pb.OUTCOME_APPLIED, Outcome.SKIPPED: pb.OUTCOME_SKIPPED}
 _OUTCOMES_BACK = {wire: outcome for outcome, wire in _OUTCOMES.items()}
+T = TypeVar("T")
 _RECORD_LIMITS: Final = ("record_epsilon_at_most", "delta_at_most")
 
 
@@ -117,15 +119,49 @@ def round_manifest_from_wire(wire: pb.RoundManifest) -> RoundManifest:
     return RoundManifest(run=RunHash(wire.run), **plain, roster=roster, deadlines=_deadlines_from_wire(wire.deadlines))
 
 
-@lru_cache(maxsize=8)
 def signed_round_to_wire(signed: SignedRoundManifest) -> pb.SignedRoundManifest:
     """Remembered, because every silo of a round is sent the same one: copy it before changing it."""
+    return _signed_round_to_wire(_Once(signed))
+
+
+@lru_cache(maxsize=8)
+def _signed_round_to_wire(once: _Once[SignedRoundManifest]) -> pb.SignedRoundManifest:
+    signed = once.item
     manifest = round_manifest_to_wire(signed.manifest)
     return pb.SignedRoundManifest(manifest=manifest, signature=signed.signature, certificate=signed.certificate)
 
 
-def signed_round_from_wire(wire: pb.SignedRoundManifest) -> SignedRoundManifest:
-    return SignedRoundManifest(round_manifest_from_wire(wire.manifest), wire.signature, wire.certificate)
+class _Once(Generic[T]):
+    """An object as a cache's key that is itself and no other: a roster of hundreds takes longer to hash than to encode."""
+
+    def __init__(self, item: T) -> None:
+        self.item = item
+
+    def __hash__(self) -> int:
+        return id(self.item)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Once) and other.item is self.item
+
+
+def signed_round_from_wire(wire: pb.SignedRoundManifest, roster: Sequence[RosterEntry] = ()) -> SignedRoundManifest:
+    """`roster` is the one that was left out, if one was: the server's signature covers it."""
+    manifest = round_manifest_from_wire(wire.manifest)
+    if roster and not manifest.roster:
+        manifest = replace(manifest, roster=tuple(roster))
+    return SignedRoundManifest(manifest, wire.signature, wire.certificate)
+
+
+def next_round_to_wire(header: pb.UpdateHeader, following: SignedRoundManifest, known_roster: bytes) -> None:
+    header.next_round.CopyFrom(signed_round_to_wire(following))
+    if known_roster and known_roster == _roster_name(_Once(following)):
+        header.next_round.manifest.ClearField("roster")
+        header.same_roster = True
+
+
+@lru_cache(maxsize=8)
+def _roster_name(once: _Once[SignedRoundManifest]) -> bytes:
+    return roster_digest(once.item.manifest.roster)
 
 
 def promise_to_wire(promise: RecordPromise | None) -> pb.RecordPromise | None:

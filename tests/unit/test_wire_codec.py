@@ -25,6 +25,7 @@ from fedrep.protocol.manifests import (
     SignedRoundManifest,
     SignedRunManifest,
     SiloName,
+    roster_digest,
     session_key_message,
 )
 from fedrep.protocol.messages import (
@@ -436,3 +437,34 @@ def test_bytes_that_are_no_message_never_decode_to_an_exception_of_another_kind(
             decode(message)
         except DecodeError:
             continue
+
+
+def test_a_roster_that_the_silo_knows_is_left_out_and_put_back() -> None:
+    signed = SignedRoundManifest(ROUND_MANIFEST, b"signature")
+    header, full = pb.UpdateHeader(), pb.UpdateHeader()
+    codec.next_round_to_wire(header, signed, roster_digest(ROUND_MANIFEST.roster))
+    codec.next_round_to_wire(full, signed, b"")
+    assert header.same_roster
+    assert len(header.next_round.manifest.roster) == 0 < len(full.next_round.manifest.roster)
+    assert codec.signed_round_from_wire(header.next_round, ROUND_MANIFEST.roster) == signed
+    assert codec.signed_round_from_wire(full.next_round) == signed, "what is remembered for all silos was not changed"
+
+
+def test_another_roster_than_the_silo_knows_is_sent_whole() -> None:
+    signed = SignedRoundManifest(ROUND_MANIFEST, b"signature")
+    header = pb.UpdateHeader()
+    codec.next_round_to_wire(header, signed, roster_digest(ROUND_MANIFEST.roster[:1]))
+    assert not header.same_roster
+    assert codec.signed_round_from_wire(header.next_round) == signed
+
+
+def test_a_server_that_leaves_out_another_roster_has_signed_something_else() -> None:
+    """Whatever it claims: the hash under its signature is that of the whole manifest."""
+    signed = SignedRoundManifest(ROUND_MANIFEST, b"signature")
+    wire = codec.signed_round_to_wire(signed)
+    bare = pb.SignedRoundManifest()
+    bare.CopyFrom(wire)
+    bare.manifest.ClearField("roster")
+    older = (replace(ROUND_MANIFEST.roster[0], session_key=b"another" * 4), *ROUND_MANIFEST.roster[1:])
+    assert codec.signed_round_from_wire(bare, older).manifest.context() != ROUND_MANIFEST.context()
+    assert codec.signed_round_from_wire(bare).manifest.context() != ROUND_MANIFEST.context()

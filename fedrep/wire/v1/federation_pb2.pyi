@@ -578,19 +578,21 @@ class Statement(_message.Message):
     def __init__(self, silo: _Optional[str] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class GetUpdateRequest(_message.Message):
-    __slots__ = ("run", "round", "statement", "omit_agreement")
+    __slots__ = ("run", "round", "statement", "omit_agreement", "known_roster")
     RUN_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     STATEMENT_FIELD_NUMBER: _ClassVar[int]
     OMIT_AGREEMENT_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_ROSTER_FIELD_NUMBER: _ClassVar[int]
     run: bytes
     round: int
     statement: Statement
     omit_agreement: bool
-    def __init__(self, run: _Optional[bytes] = ..., round: _Optional[int] = ..., statement: _Optional[_Union[Statement, _Mapping]] = ..., omit_agreement: _Optional[bool] = ...) -> None: ...
+    known_roster: bytes
+    def __init__(self, run: _Optional[bytes] = ..., round: _Optional[int] = ..., statement: _Optional[_Union[Statement, _Mapping]] = ..., omit_agreement: _Optional[bool] = ..., known_roster: _Optional[bytes] = ...) -> None: ...
 
 class UpdateHeader(_message.Message):
-    __slots__ = ("run", "round", "outcome", "reason", "survivors", "confirmations", "statements", "opened", "model_version", "model_hash", "chain", "scale", "downlink_bits", "coordinates_size", "levels_size", "payload_sha256", "next_round", "state")
+    __slots__ = ("run", "round", "outcome", "reason", "survivors", "confirmations", "statements", "opened", "model_version", "model_hash", "chain", "scale", "downlink_bits", "coordinates_size", "levels_size", "payload_sha256", "next_round", "state", "same_roster")
     RUN_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
@@ -609,6 +611,7 @@ class UpdateHeader(_message.Message):
     PAYLOAD_SHA256_FIELD_NUMBER: _ClassVar[int]
     NEXT_ROUND_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
+    SAME_ROSTER_FIELD_NUMBER: _ClassVar[int]
     run: bytes
     round: int
     outcome: Outcome
@@ -627,7 +630,8 @@ class UpdateHeader(_message.Message):
     payload_sha256: bytes
     next_round: SignedRoundManifest
     state: str
-    def __init__(self, run: _Optional[bytes] = ..., round: _Optional[int] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., reason: _Optional[str] = ..., survivors: _Optional[_Union[SurvivorSet, _Mapping]] = ..., confirmations: _Optional[_Iterable[_Union[HolderSignature, _Mapping]]] = ..., statements: _Optional[_Iterable[_Union[Statement, _Mapping]]] = ..., opened: _Optional[_Iterable[int]] = ..., model_version: _Optional[int] = ..., model_hash: _Optional[bytes] = ..., chain: _Optional[bytes] = ..., scale: _Optional[float] = ..., downlink_bits: _Optional[int] = ..., coordinates_size: _Optional[int] = ..., levels_size: _Optional[int] = ..., payload_sha256: _Optional[bytes] = ..., next_round: _Optional[_Union[SignedRoundManifest, _Mapping]] = ..., state: _Optional[str] = ...) -> None: ...
+    same_roster: bool
+    def __init__(self, run: _Optional[bytes] = ..., round: _Optional[int] = ..., outcome: _Optional[_Union[Outcome, str]] = ..., reason: _Optional[str] = ..., survivors: _Optional[_Union[SurvivorSet, _Mapping]] = ..., confirmations: _Optional[_Iterable[_Union[HolderSignature, _Mapping]]] = ..., statements: _Optional[_Iterable[_Union[Statement, _Mapping]]] = ..., opened: _Optional[_Iterable[int]] = ..., model_version: _Optional[int] = ..., model_hash: _Optional[bytes] = ..., chain: _Optional[bytes] = ..., scale: _Optional[float] = ..., downlink_bits: _Optional[int] = ..., coordinates_size: _Optional[int] = ..., levels_size: _Optional[int] = ..., payload_sha256: _Optional[bytes] = ..., next_round: _Optional[_Union[SignedRoundManifest, _Mapping]] = ..., state: _Optional[str] = ..., same_roster: _Optional[bool] = ...) -> None: ...
 
 class GetUpdateResponse(_message.Message):
     __slots__ = ("header", "chunk")

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from fedrep import __version__
 from fedrep.errors import CryptoError, DecodeError, FedrepError, RefusedError, SettingsError
+from fedrep.protocol.manifests import RosterEntry, roster_digest
 from fedrep.protocol.messages import (
     Abstention,
     Confirmation,
@@ -171,8 +172,9 @@ class Connection:
             case GetCertificates(run, fingerprints):
                 found = await self.certificates(run, fingerprints)
                 return Certificates(dict(zip(fingerprints, found, strict=False)))
-            case GetUpdate(run, number, statement, omit_agreement):
-                return await self.update(run, number, statement=statement, omit_agreement=omit_agreement)
+            case GetUpdate(run, number):
+                known = question.roster
+                return await self.update(run, number, question.statement, omit=question.omit_agreement, roster=known)
 
     async def join(self, join: Join) -> Joined:
         request = pb.JoinRequest(
@@ -279,9 +281,17 @@ class Connection:
         )
 
     async def update(
-        self, run: bytes, round_number: int, *, statement: Statement | None = None, omit_agreement: bool = False
+        self,
+        run: bytes,
+        round_number: int,
+        statement: Statement | None = None,
+        *,
+        omit: bool = False,
+        roster: tuple[RosterEntry, ...] = (),
     ) -> Concluded:
-        request = pb.GetUpdateRequest(run=run, round=round_number, omit_agreement=omit_agreement)
+        """With `omit` the agreement of the round is known here, and so is `roster`: neither is sent again."""
+        known = roster_digest(roster) if roster else b""
+        request = pb.GetUpdateRequest(run=run, round=round_number, omit_agreement=omit, known_roster=known)
         if statement is not None:
             request.statement.CopyFrom(codec.statement_to_wire(statement))
 
@@ -290,7 +300,8 @@ class Connection:
             header = await _header_of(stream)
             size = header.coordinates_size + header.levels_size
             payload = await _collect(stream, Assembler(size, header.payload_sha256, LARGEST_PAYLOAD, "the update"))
-            following = codec.signed_round_from_wire(header.next_round) if header.HasField("next_round") else None
+            left_out = roster if header.same_roster else ()
+            following = codec.signed_round_from_wire(header.next_round, left_out) if header.HasField("next_round") else None
             return Concluded(codec.update_from_wire(header, payload), following, header.state)
 
         sent = request.ByteSize() if statement is not None else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from fedrep.protocol.manifests import roster_digest
 from fedrep.protocol.messages import Abstention, Confirmation, Consensus, Proposal, Reveal, Submission, SurvivorSet
 from fedrep.protocol.silo_effects import (
     Answer,
@@ -64,7 +65,8 @@ def request_bytes(request: Request) -> int:
             return pb.GetConsensusRequest(run=run, round=number).ByteSize()
         case GetUpdate(run, number, statement, omit):
             told = codec.statement_to_wire(statement) if statement is not None else None
-            return pb.GetUpdateRequest(run=run, round=number, omit_agreement=omit, statement=told).ByteSize()
+            known = roster_digest(request.roster) if request.roster else b""
+            return pb.GetUpdateRequest(run=run, round=number, omit_agreement=omit, statement=told, known_roster=known).ByteSize()
         case Proposal():
             return codec.proposal_to_wire(request).ByteSize() + len(request.coordinates)
         case Submission():
@@ -92,11 +94,11 @@ def answer_bytes(request: Request, answer: Answer) -> int:
         case Confirmations(signatures, macs):
             return codec.confirmations_to_wire(signatures, macs).ByteSize()
         case Concluded(update, following, state):
-            omit = isinstance(request, GetUpdate) and request.omit_agreement
-            header, payload = codec.update_to_wire(update, omit_agreement=omit)
+            asked = request if isinstance(request, GetUpdate) else GetUpdate(update.run, update.round)
+            header, payload = codec.update_to_wire(update, omit_agreement=asked.omit_agreement)
             header.state = state
             if following is not None:
-                header.next_round.CopyFrom(codec.signed_round_to_wire(following))
+                codec.next_round_to_wire(header, following, roster_digest(asked.roster) if asked.roster else b"")
             return header.ByteSize() + len(payload)
         case _:
             return 0

@@ -176,7 +176,7 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         header, payload = codec.update_to_wire(answer, omit_agreement=request.omit_agreement)
         next_round = await driver.next_round()
         if next_round is not None:
-            header.next_round.CopyFrom(codec.signed_round_to_wire(next_round))
+            codec.next_round_to_wire(header, next_round, request.known_roster)
         header.state = driver.state.value
         yield pb.GetUpdateResponse(header=header)
         for chunk in cut_into_chunks(payload):
