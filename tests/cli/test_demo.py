@@ -136,8 +136,8 @@ def test_the_live_picture_fits_eighty_columns_and_names_a_skipped_round() -> Non
         (signal.SIGINT, "enrolling", 1),
         (signal.SIGTERM, "enrolling", 1),
         (signal.SIGKILL, "enrolling", 1),
-        (signal.SIGINT, "round 10 of", 8),
-        (signal.SIGKILL, "round 10 of", 8),
+        (signal.SIGINT, r"round \d\d+ of", 8),  # a line may tell of several rounds at once
+        (signal.SIGKILL, r"round \d\d+ of", 8),
     ],
 )
 def test_a_demo_ended_at_any_moment_leaves_no_process_behind(
@@ -148,7 +148,7 @@ def test_a_demo_ended_at_any_moment_leaves_no_process_behind(
     command = ["-m", "fedrep_cli.main", "demo", *small, "--folder", str(tmp_path / "demo")]
     with python(*command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
-        assert any(moment in line for line in process.stderr)
+        assert any(re.search(moment, line) for line in process.stderr)
         found = descendants(process.pid)
         process.send_signal(number)
         code = process.wait(120)
