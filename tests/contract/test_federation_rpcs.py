@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from fedrep.secagg.shamir import MAX_HOLDERS
 from fedrep.wire.v1 import federation_pb2 as pb
 from tests.contract.refusals import (
     BAD_SIGNATURE,
@@ -104,7 +105,7 @@ GET_MODEL = simple("GetModel", "GetModelRequest") | {
 GET_CERTIFICATES = simple("GetCertificates", "GetCertificatesRequest") | {
     "oversized": (
         lambda at: at.last.stub.GetCertificates(
-            pb.GetCertificatesRequest(run=at.first.run, fingerprints=[bytes(32)] * 256), timeout=SECONDS
+            pb.GetCertificatesRequest(run=at.first.run, fingerprints=[bytes(32)] * (MAX_HOLDERS + 1)), timeout=SECONDS
         ),
         TOO_LARGE,
     ),

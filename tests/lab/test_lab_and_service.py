@@ -48,11 +48,15 @@ def seating(cell: Cell) -> dict[str, Any]:
 
 
 class Recorded:
-    """The lab's training of a cell, round by round: the consensus sets and the models."""
+    """The lab's training of a cell, round by round: the consensus sets and the models.
+
+    Silos are trained one after the other, to the service's last bit: digits have pixels that are always dark, so some of an
+    update's entries are equal, and a rounding error would decide which of them are chosen.
+    """
 
     def __init__(self, cell: Cell) -> None:
         self.consensus: list[NDArray[np.int64]] = []
-        training = Training(cell, build_silos(cell, None))
+        training = Training(cell, build_silos(cell, None, engine="loop"))
         self.models = [training.model]
         step = training.method.step
 
