@@ -144,7 +144,7 @@ def bits_per_round(
         Exchange("GetConsensus", 0, 8 * parts.question(), coordinates, 8 * parts.consensus()),
         Exchange("SubmitMaskedShare", B * agreed, 8 * parts.submission(), 0, 0),
         Exchange("GetSurvivors", 0, 8 * parts.question(), 0, 8 * (_field(parts.survivors()) + parts.macs())),
-        Exchange("ConfirmSurvivors", 0, 8 * parts.confirmation(), 0, 8 * (parts.confirmations() + parts.macs())),
+        Exchange("ConfirmSurvivors", 0, 8 * parts.confirmation(), 0, 8 * parts.told_confirmations()),
         Exchange("RevealShares", 0, 8 * parts.reveal(), 0, 0),
         Exchange("GetUpdate", 0, 8 * parts.question(), downlink_bits * agreed, 8 * parts.update()),
         Exchange("ReportMetrics", 0, 8 * _METRICS, 0, 0),
@@ -199,7 +199,15 @@ class _Parts:
         return self.question() + _field(_SIGNATURE) + self.macs()
 
     def confirmations(self) -> int:
-        return self.silos * _field(_field(self.name_bytes) + _field(_SIGNATURE))
+        return self.silos * self.holder_signature()
+
+    def told_confirmations(self) -> int:
+        """One less than the threshold, floor(2m/3) + 1, and what each of them vouched for: the own one is known."""
+        others = 2 * self.silos // 3
+        return others * self.holder_signature() + _field(MAC_BYTES * others)
+
+    def holder_signature(self) -> int:
+        return _field(_field(self.name_bytes) + _field(_SIGNATURE))
 
     def reveal(self) -> int:
         return self.question() + self.silos * _field(_field(self.name_bytes) + 2 + _field(ELEMENT_BYTES))

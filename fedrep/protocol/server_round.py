@@ -177,10 +177,12 @@ class ServerRound:
         return tuple((name, self._confirmations[name].signature) for name in sorted(self._confirmations))
 
     def confirmations_for(self, silo: SiloName) -> tuple[Signatures, tuple[bytes, ...]]:
-        """With what each of them vouched for to this silo."""
+        """As many as it needs beside its own, with what each of them vouched for to this silo."""
         check_member(silo, self.manifest)
-        vouched = (self._confirmations[name].macs for name in sorted(self._confirmations))
-        return self.confirmations(), self._column(vouched, silo)
+        others = sorted(self._confirmations.keys() - {silo})
+        needed = self.manifest.threshold - (silo in self._confirmations)
+        given = [self._confirmations[name] for name in others[:needed]]
+        return tuple((each.silo, each.signature) for each in given), self._column((each.macs for each in given), silo)
 
     def _column(self, macs: Iterable[bytes], silo: SiloName) -> tuple[bytes, ...]:
         start = (self._numbers[silo] - 1) * MAC_BYTES

@@ -382,7 +382,7 @@ def play_round(silos: Iterable[MiniSilo], manifest: pb.RoundManifest, updates: d
         silo.survivors()
     waiting = [silo.stub.ConfirmSurvivors.future(silo.confirmation(), timeout=SECONDS) for silo in silos]
     for silo, confirmed in zip(silos, waiting, strict=True):
-        assert len(confirmed.result().signatures) >= silo.threshold
+        assert len(confirmed.result().signatures) >= silo.threshold - 1, "with its own they reach the threshold"
     for silo in silos:
         silo.stub.RevealShares(silo.reveal(), timeout=SECONDS)
     for silo in silos:

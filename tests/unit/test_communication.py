@@ -115,7 +115,9 @@ def test_protection_is_the_size_of_the_real_messages(m: int, s: int) -> None:
             survivors=survivor_set(buffer_sizes), macs=b"m" * 16 * m
         ),
         ("ConfirmSurvivors", "up"): pb.ConfirmSurvivorsRequest(signature=SIGNATURE, macs=b"m" * 16 * m, **QUESTION),
-        ("ConfirmSurvivors", "down"): pb.ConfirmSurvivorsResponse(signatures=signatures, macs=b"m" * 16 * m),
+        ("ConfirmSurvivors", "down"): pb.ConfirmSurvivorsResponse(
+            signatures=signatures[: 2 * m // 3], macs=b"m" * 16 * (2 * m // 3)
+        ),
         ("RevealShares", "up"): pb.RevealSharesRequest(
             shares=[pb.RevealedShare(dealer=NAME, secret=pb.SECRET_KIND_SEED, share=b"e" * 33)] * m, **QUESTION
         ),
