@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import statistics
 from pathlib import Path
 from typing import Any
 
 from benchmarks.idle_silos import Figures, Shape, play, shares
+from benchmarks.machine import save
 
 
 def main() -> None:
@@ -37,7 +37,7 @@ def main() -> None:
     print(f"  per silo     {up + down:8.1f} KB: {up:.1f} up, {down:.1f} down")
     print_server_work(result)
     if options.json:
-        options.json.write_text(json.dumps(result, indent=2) + "\n")
+        save(options.json, result)
 
 
 def summary(shape: Shape, figures: Figures) -> dict[str, Any]:
