@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import logging
 import multiprocessing
 import os
@@ -25,6 +24,7 @@ from typing import Any
 import structlog
 
 from benchmarks.idle_silos import IdleSilo, Shape, cpu_seconds, served_run, subtracting
+from benchmarks.machine import save
 from fedrep.protocol.silo_effects import FailedTraining, News, Problem, RoundOver, RunRefused
 
 FLOAT_BYTES = 4
@@ -145,7 +145,7 @@ def main() -> None:
         f"{VECTORS} vectors are {result['limit_mb']:.0f} MB"
     )
     if options.json:
-        options.json.write_text(json.dumps(result, indent=2) + "\n")
+        save(options.json, result)
 
 
 if __name__ == "__main__":

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 from pathlib import Path
 
 from benchmarks.idle_silos import Shape, play
+from benchmarks.machine import save
 
 LIMIT_MB = 1000
 
@@ -32,7 +32,7 @@ def main() -> int:
     print(f"  server's peak resident memory {peak:.0f} MB (limit {LIMIT_MB}); {idle:.0f} MB before the run was created")
     if options.json:
         result = {"silos": shape.silos, "parameters": shape.parameters, "peak_mb": peak, "idle_mb": idle, "limit_mb": LIMIT_MB}
-        options.json.write_text(json.dumps(result, indent=2) + "\n")
+        save(options.json, result)
     return 0 if peak < LIMIT_MB else 1
 
 

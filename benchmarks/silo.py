@@ -9,7 +9,6 @@ shares) does not, and is shown apart. CPU time of one thread each, all parts in 
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import secrets
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.machine import save
 from benchmarks.measuring import Work, interleaved
 from fedrep.coding import decode_coordinates, encode_coordinates
 from fedrep.protocol.manifests import RunHash
@@ -182,7 +182,7 @@ def main() -> int:
             "growth_of_cost_per_parameter": growth,
             "sizes": [result.__dict__ for result in results],
         }
-        arguments.json.write_text(json.dumps(figures, indent=2))
+        save(arguments.json, figures)
     return 0 if share <= LIMIT else 1
 
 
