@@ -1,4 +1,4 @@
-"""The dashboard as an ASGI application: REST, live streams, metrics, probes, and the built pages."""
+"""The dashboard as an ASGI application: REST, live streams, probes, and the built pages."""
 
 from __future__ import annotations
 
@@ -99,11 +99,6 @@ def _add_probes(app: FastAPI, observer: Observer) -> None:
     def readyz() -> dict[str, str]:
         """Pages can be served. They are served without the server too: somebody has to say that it is down."""
         return {"status": "ok", "server": "reachable" if observer.state.reachable else "unreachable"}
-
-    @app.get("/metrics", tags=["probes"], response_class=Response)
-    def metrics() -> Response:
-        """Prometheus text."""
-        return Response(app.state.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 def _add_errors(app: FastAPI) -> None:

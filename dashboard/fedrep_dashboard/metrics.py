@@ -1,4 +1,7 @@
-"""The dashboard's own figures for Prometheus: requests, open streams, and whether the server answers. Nothing of a run."""
+"""The dashboard's own figures for Prometheus: requests, open streams, and whether the server answers. Nothing of a run.
+
+They have a port of their own (`metrics_port`): whoever may see the pages, over whatever proxy, need not see these.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -48,9 +51,6 @@ class Metrics:
         reachable.set_function(lambda: float(observer.state.reachable))
         since = Gauge("fedrep_dashboard_server_state_since_seconds", "Unix time of the last change.", registry=self.registry)
         since.set_function(lambda: observer.state.since)
-
-    def text(self) -> bytes:
-        return generate_latest(self.registry)
 
     async def counted(self, messages: AsyncIterator[LiveMessage]) -> AsyncIterator[LiveMessage]:
         with self.streams.track_inprogress():

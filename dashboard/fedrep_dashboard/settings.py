@@ -31,6 +31,8 @@ class ProxySettings(BaseModel):
             peer = ipaddress.ip_address(address)
         except ValueError:
             return False
+        if isinstance(peer, ipaddress.IPv6Address):
+            peer = peer.ipv4_mapped or peer  # so a socket for both families names callers of the older one
         return any(peer in ipaddress.ip_network(network, strict=False) for network in self.trusted)
 
 
@@ -39,6 +41,10 @@ class DashboardSettings(BaseModel):
 
     host: str = "127.0.0.1"
     port: int = Field(default=8080, ge=0, le=65535)
+    metrics_host: str = Field(default="127.0.0.1", description="Address the metrics port listens on.")
+    metrics_port: int | None = Field(
+        default=None, ge=0, le=65535, description="Prometheus port, plaintext and without a password; none if absent."
+    )
     server: str = Field(default="localhost:8550", description="Address of the federation server's gRPC port.")
     server_name: str | None = Field(default=None, description="Name in the server's certificate, if not the address.")
     credentials: Path | None = Field(default=None, description="Folder with key.pem, cert.pem, root.pem; role viewer or admin.")

@@ -44,6 +44,8 @@ KEPT_BY_CHART = {
     "DashboardSettings": {
         "host",
         "port",
+        "metrics_host",
+        "metrics_port",
         "credentials",
         "admin_token",
         "viewer_token",

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
+from prometheus_client import generate_latest
 from pydantic import SecretStr, ValidationError
 
 from fedrep.errors import SettingsError
@@ -33,12 +34,12 @@ class Browser:
 
     def __init__(self, app: FastAPI, peer: str) -> None:
         self.cookies = httpx.Cookies()
-        self._app = app
+        self.app = app
         self._peer = peer
 
     def request(self, method: str, path: str, **parts: Any) -> httpx.Response:
         async def ask() -> httpx.Response:
-            transport = httpx.ASGITransport(self._app, client=(self._peer, 5000))
+            transport = httpx.ASGITransport(self.app, client=(self._peer, 5000))
             # Secure cookies are sent over https only.
             async with httpx.AsyncClient(transport=transport, base_url="https://dashboard.test", cookies=self.cookies) as client:
                 answer = await client.request(method, path, **parts)
@@ -145,6 +146,9 @@ def test_a_proxys_header_counts_only_when_configured_and_only_from_the_proxy() -
     assert browser(proxy=proxy, peer="192.0.2.1").get("/api/v1/session", headers=header).json()["signed_in"] is False
     session = browser(proxy=proxy, peer="10.1.2.3").get("/api/v1/session", headers=header).json()
     assert (session["user"], session["role"]) == ("alice", "admin")
+    mapped = browser(proxy=proxy, peer="::ffff:10.1.2.3").get("/api/v1/session", headers=header).json()
+    assert mapped["user"] == "alice", "a socket for both families names callers of IPv4 like this"
+    assert browser(proxy=proxy, peer="2001:db8::1").get("/api/v1/session", headers=header).json()["signed_in"] is False
     bob = browser(proxy=proxy, peer="10.1.2.3").get("/api/v1/session", headers={"X-Forwarded-User": "bob"}).json()
     assert bob["role"] == "viewer"
 
@@ -166,7 +170,7 @@ def test_a_changed_token_ends_old_sessions_even_with_a_shared_session_secret() -
     assert rotated.get("/api/v1/session").json()["signed_in"] is False
 
 
-@pytest.mark.parametrize("path", ["/", "/runs/digits", "/api/v1/session", "/api/v1/runs", "/nowhere", "/healthz", "/metrics"])
+@pytest.mark.parametrize("path", ["/", "/runs/digits", "/api/v1/session", "/api/v1/runs", "/nowhere", "/healthz"])
 def test_every_answer_carries_the_security_headers(path: str) -> None:
     headers = browser().get(path).headers
     assert headers["content-security-policy"] == CONTENT_SECURITY_POLICY
@@ -182,12 +186,17 @@ def test_the_policy_allows_nothing_inline_and_nothing_foreign() -> None:
     assert CONTENT_SECURITY_POLICY.startswith("default-src 'none'")
 
 
-def test_probes_and_metrics_answer_strangers_without_telling_them_about_runs() -> None:
+def test_probes_answer_strangers_and_metrics_have_a_port_of_their_own() -> None:
     client = browser()
     assert client.get("/healthz").json() == {"status": "ok"}
     assert client.get("/readyz").json() == {"status": "ok", "server": "unreachable"}
+    assert client.get("/metrics").status_code == 404
+
+
+def test_metrics_tell_nothing_about_runs() -> None:
+    client = browser()
     client.get("/runs/secret-name")
-    metrics = client.get("/metrics").text
+    metrics = generate_latest(client.app.state.metrics.registry).decode()
     assert "fedrep_dashboard_server_reachable 0.0" in metrics
     assert 'route="/runs/{name}"' in metrics
     assert "secret-name" not in metrics

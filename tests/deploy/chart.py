@@ -112,6 +112,11 @@ MATRIX: dict[str, dict[str, Any]] = {
         "metrics": {"serviceMonitor": {"enabled": True}},
         "extraObjects": [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "{{ .Release.Name }}-more"}}],
     },
+    "both-families": {
+        "federation": "lungs",
+        "ca": CA,
+        "services": {"ipFamilyPolicy": "RequireDualStack", "ipFamilies": ["IPv6", "IPv4"]},
+    },
     "backups-on-a-volume": {"server": {"backup": {"enabled": True, "existingClaim": "backups"}}},
     "restoring": {"server": {"replicas": 0, "restore": {"from": "/backups/a.tar"}, "backup": {"existingClaim": "backups"}}},
     "silo-of-cert-manager": {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import tomllib
 from typing import Any
 
 import pytest
@@ -118,3 +119,33 @@ def changed(name: str, **parts: Any) -> Manifest:
 def test_what_cannot_work_is_refused_with_a_sentence(values: Manifest, words: str) -> None:
     with pytest.raises(Refused, match=words):
         render(values)
+
+
+def test_every_service_has_the_families_that_the_values_name_and_none_by_itself() -> None:
+    both = [item["spec"] for item in case("both-families") if item["kind"] == "Service"]
+    assert len(both) == 6
+    assert {(item["ipFamilyPolicy"], *item["ipFamilies"]) for item in both} == {("RequireDualStack", "IPv6", "IPv4")}
+    assert not any("ipFam" in key for item in render({}) if item["kind"] == "Service" for key in item["spec"])
+    with pytest.raises(Refused, match="ipFamilyPolicy"):
+        render({"services": {"ipFamilyPolicy": "DualStack"}})
+
+
+def test_whatever_serves_in_a_pod_listens_on_both_families() -> None:
+    """Pods of IPv6-only clusters have no address of IPv4, and nothing but the loopback answers there."""
+    manifests = case("both-families")
+    server = tomllib.loads(one(manifests, "ConfigMap", "fed-fedrep-server")["data"]["server.toml"])
+    dashboard = tomllib.loads(one(manifests, "ConfigMap", "fed-fedrep-dashboard")["data"]["dashboard.toml"])
+    (authority,) = one(manifests, "StatefulSet", "fed-fedrep-ca")["spec"]["template"]["spec"]["containers"]
+    given = {entry["name"]: entry.get("value") for entry in authority["env"]}
+    hosts = {server[key] for key in ("host", "health_host", "metrics_host")} | {dashboard["host"], dashboard["metrics_host"]}
+    assert hosts | {given["FEDREP_CA__HOST"], given["FEDREP_CA__METRICS_HOST"]} == {"::"}
+
+
+def test_metrics_of_the_dashboard_are_on_no_service_that_leads_outside() -> None:
+    manifests = render({"dashboard": {"service": {"type": "LoadBalancer"}}, "metrics": {"serviceMonitor": {"enabled": True}}})
+    pages, internal = (one(manifests, "Service", f"fed-fedrep-dashboard{end}") for end in ("", "-internal"))
+    assert [port["name"] for port in pages["spec"]["ports"]] == ["http"]
+    assert internal["spec"]["clusterIP"] == "None"
+    monitor = one(manifests, "ServiceMonitor", "fed-fedrep-dashboard")["spec"]
+    assert monitor["selector"]["matchLabels"].items() <= internal["metadata"]["labels"].items()
+    assert monitor["endpoints"][0]["port"] in {port["name"] for port in internal["spec"]["ports"]}

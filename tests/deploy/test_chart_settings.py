@@ -11,9 +11,11 @@ import tomllib
 import urllib.request
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 import pytest
 
+from fedrep_cli.processes import free_port
 from fedrep_identity.authority import CertificateAuthority, issue_credentials
 from fedrep_identity.certificates import Identity, Role
 from tests.deploy.chart import MATRIX, REPOSITORY, Manifest, case, one, render
@@ -69,11 +71,11 @@ def test_what_the_chart_keeps_to_itself_cannot_be_changed_by_settings() -> None:
     assert tomllib.loads(text) == {
         "credentials": "/etc/fedrep/identity",
         "data": "/var/lib/fedrep",
-        "health_host": "0.0.0.0",
+        "health_host": "::",
         "health_port": 8553,
-        "host": "0.0.0.0",
+        "host": "::",
         "log_json": True,
-        "metrics_host": "0.0.0.0",
+        "metrics_host": "::",
         "metrics_port": 8554,
         "port": 8550,
     }
@@ -87,10 +89,9 @@ def test_the_rendered_settings_of_a_silo_are_read_by_the_silo(tmp_path: Path) ->
 
 def test_the_rendered_settings_start_a_dashboard(identities: Path, tmp_path: Path) -> None:
     config = settings_file(case("existing-secrets"), "fed-fedrep-dashboard", "dashboard.toml", tmp_path)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port, metrics_port = free_port(), free_port()
     moved = {
+        "FEDREP_DASHBOARD__METRICS_PORT": str(metrics_port),
         "FEDREP_DASHBOARD__PORT": str(port),
         "FEDREP_DASHBOARD__CREDENTIALS": str(identities / "dashboard"),
         "FEDREP_DASHBOARD__ADMIN_TOKEN": "a" * 40,
@@ -113,6 +114,13 @@ def test_the_rendered_settings_start_a_dashboard(identities: Path, tmp_path: Pat
             except OSError:
                 assert time.monotonic() < limit, (tmp_path / "dashboard.log").read_text()
                 time.sleep(0.2)
+        for host in ("127.0.0.1", "127.0.0.2", *(["[::1]"] if socket.has_dualstack_ipv6() else [])):
+            with urllib.request.urlopen(f"http://{host}:{port}/healthz", timeout=30) as answer:
+                assert answer.status == 200
+            with urllib.request.urlopen(f"http://{host}:{metrics_port}/metrics", timeout=30) as answer:
+                assert "fedrep_dashboard_server_reachable 0.0" in answer.read().decode()
+        with pytest.raises(HTTPError, match="404"):
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30)
     finally:
         process.terminate()
         process.wait(20)

@@ -65,7 +65,8 @@ def test_every_figure_that_is_asked_for_exists(tmp_path: Path) -> None:
             reachable, since = True, 0.0
 
     page = scraped(tmp_path) + generate_latest(ServerMetrics().registry).decode()
-    page += Metrics(Reachable(), tmp_path / "identities" / "server").text().decode()  # type: ignore[arg-type]
+    dashboard = Metrics(Reachable(), tmp_path / "identities" / "server")  # type: ignore[arg-type]
+    page += generate_latest(dashboard.registry).decode()
     authority = CollectorRegistry()
     authority.register(AuthorityCollector(CertificateAuthority.create(tmp_path / "ca", "lungs", "a passphrase for tests")))
     page += generate_latest(authority).decode()

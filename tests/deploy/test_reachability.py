@@ -64,7 +64,9 @@ def end(cluster: list[Manifest], name: str) -> End:
         ("prometheus", "silo", 8554, False),
         ("stranger", "dashboard", 8080, True),
         ("somebody", "dashboard", 8080, False),
-        ("prometheus", "dashboard", 8080, True),
+        ("prometheus", "dashboard", 8554, True),
+        ("stranger", "dashboard", 8554, False),
+        ("somebody", "dashboard", 8554, False),
         ("test", "dashboard", 8080, True),
         ("hospital", "ca", 8551, True),
         ("hospital", "ca", 8552, True),
@@ -105,7 +107,9 @@ def test_who_may_see_the_dashboard_can_be_told_for_a_load_balancer_too() -> None
     dashboard = pod_of(manifests, "dashboard")
     assert may_reach(manifests, HOSPITAL, dashboard, 8080)
     assert not may_reach(manifests, SOMEBODY, dashboard, 8080)
-    assert may_reach(manifests, PROMETHEUS, dashboard, 8080)
+    assert may_reach(manifests, PROMETHEUS, dashboard, 8554)
+    for somebody in (HOSPITAL, SOMEBODY, STRANGER):
+        assert not may_reach(manifests, somebody, dashboard, 8554)
 
 
 def test_silos_can_be_kept_to_their_networks() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,14 +12,17 @@ import typer
 from pydantic import SecretStr
 
 from fedrep_cli.output import JSON_HELP
-from fedrep_cli.ports import require_free
+from fedrep_cli.ports import metrics_port, require_free
 from fedrep_cli.settings_file import commented_toml, existing, write_new
 from fedrep_dashboard.settings import DashboardSettings
 from fedrep_identity.folder import learned_server
+from fedrep_runtime.listening import address, listening, reached_at
 from fedrep_runtime.logging import configure_logging
 from fedrep_runtime.settings import load_settings
 
 app = typer.Typer(add_completion=False)
+
+NOT_STARTED = 3  # uvicorn's own code; its log says why
 
 
 @app.callback(invoke_without_command=True)
@@ -40,14 +44,13 @@ def dashboard(
     configure_logging("dashboard", level=settings.log_level)
     application = create_app(settings)
     scheme = "https" if settings.web_certificate else "http"
-    host = "127.0.0.1" if settings.host in ("0.0.0.0", "::") else settings.host
     require_free(settings.host, settings.port, "Stop that program, or choose another `port` in the dashboard's settings")
-    print(f"Dashboard: {scheme}://{host}:{settings.port}/", file=sys.stderr)
+    print(f"Dashboard: {scheme}://{address(reached_at(settings.host), settings.port)}/", file=sys.stderr)
     for role, token in made.items():
         print(f"{role} token, made for this start only: {token}", file=sys.stderr)
-    uvicorn.run(
+    config_of_pages = uvicorn.Config(
         application,
-        host=settings.host,
+        host=settings.host,  # for its first line alone: it is handed an open socket
         port=settings.port,
         ssl_certfile=settings.web_certificate,
         ssl_keyfile=settings.web_key,
@@ -57,6 +60,15 @@ def dashboard(
         log_config=None,
         timeout_graceful_shutdown=2,  # open live streams never end by themselves
     )
+    with (
+        listening(settings.host, settings.port) as opened,
+        metrics_port(settings.metrics_host, settings.metrics_port, application.state.metrics.registry),
+    ):
+        pages = uvicorn.Server(config_of_pages)
+        with suppress(KeyboardInterrupt):
+            pages.run([opened])
+    if not pages.started:
+        raise typer.Exit(NOT_STARTED)
 
 
 @app.command()

@@ -14,6 +14,7 @@ from fedrep.errors import SettingsError, StoreUnavailableError
 from fedrep_cli.ca import server_cert
 from fedrep_cli.output import JSON_HELP, emit
 from fedrep_cli.settings_file import commented_toml, existing, write_new
+from fedrep_runtime.listening import address, reached_at
 from fedrep_runtime.logging import configure_logging
 from fedrep_runtime.settings import load_settings
 from fedrep_server.config import ServerSettings
@@ -155,5 +156,4 @@ def read_settings(config: Path | None) -> ServerSettings:
 def _health_address(settings: ServerSettings) -> str:
     if settings.health_port is None:
         raise SettingsError("The settings switch the health port off, so there is nothing to ask. Set `health_port`.")
-    host = "127.0.0.1" if settings.health_host in ("0.0.0.0", "::") else settings.health_host
-    return f"{host}:{settings.health_port}"
+    return address(reached_at(settings.health_host), settings.health_port)

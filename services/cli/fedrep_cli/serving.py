@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from fedrep.errors import SettingsError
+from fedrep_cli.ports import metrics_port
 from fedrep_identity.authority import CertificateAuthority
 from fedrep_identity.authority_server import AuthorityServer
 from fedrep_identity.enrolment import EnrolmentDesk
@@ -21,25 +22,15 @@ def _metrics(authority: CertificateAuthority, settings: AuthoritySettings) -> It
     if settings.metrics_port is None:
         yield
         return
-    from prometheus_client import CollectorRegistry, ProcessCollector, start_http_server
+    from prometheus_client import CollectorRegistry, ProcessCollector
 
     from fedrep_identity.authority_metrics import AuthorityCollector
 
     registry = CollectorRegistry()
     registry.register(AuthorityCollector(authority))
     ProcessCollector(registry=registry)
-    try:
-        listening, _ = start_http_server(settings.metrics_port, settings.metrics_host, registry)
-    except OSError as error:
-        raise SettingsError(
-            f"cannot listen on {settings.metrics_host}:{settings.metrics_port} for metrics; choose another `metrics_port`",
-            reason="PORT_IN_USE",
-        ) from error
-    try:
+    with metrics_port(settings.metrics_host, settings.metrics_port, registry):
         yield
-    finally:
-        listening.shutdown()
-        listening.server_close()
 
 
 async def serve_authority(authority: CertificateAuthority, settings: AuthoritySettings) -> None:

@@ -25,6 +25,7 @@ from fedrep_identity.authority import CertificateAuthority
 from fedrep_identity.enrolment_client import split_address
 from fedrep_identity.settings import PublicAddresses
 from fedrep_runtime.files import lock_folder
+from fedrep_runtime.listening import address, reached_at
 
 app = typer.Typer(add_completion=False)
 
@@ -88,6 +89,7 @@ def _parts(folder: Path, passphrase: str) -> list[Part]:
     if config.exists():
         pages = read_dashboard(config)
         ports = [(pages.host, pages.port, f"`port` in {config}")]
+        ports += [(pages.metrics_host, pages.metrics_port, f"`metrics_port` in {config}")] if pages.metrics_port else []
         parts.append(Part("dashboard", ["dashboard", "--config", str(config)], ports))
     return parts
 
@@ -98,11 +100,11 @@ def _wait(processes: Processes, part: Part) -> None:
     while True:
         processes.require(part.name)
         try:
-            socket.create_connection(("127.0.0.1" if host == "0.0.0.0" else host, port), timeout=1.0).close()
+            socket.create_connection((reached_at(host), port), timeout=1.0).close()
         except OSError:
             if time.monotonic() > limit:
                 raise FedrepError(
-                    f"the {part.name} does not answer on {host}:{port}: {processes.last_words(part.name)}"
+                    f"the {part.name} does not answer on {address(host, port)}: {processes.last_words(part.name)}"
                 ) from None
             time.sleep(POLL_SECONDS)
         else:

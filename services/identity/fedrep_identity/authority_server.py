@@ -33,6 +33,7 @@ from fedrep_identity.names import Identity, Role
 from fedrep_identity.peer import peer_certificate, refresh_revocations, revocations_from_file
 from fedrep_identity.rate_limit import RateLimit, source_of
 from fedrep_identity.register import Hosts
+from fedrep_runtime import listening
 from fedrep_runtime.status import abort_with
 from fedrep_runtime.tls import KeyPair, require_tls13, server_credentials, server_options
 
@@ -117,7 +118,7 @@ class AuthorityServer:
             lambda at: closed_port.add_secure_port(at, members), host, self._addresses.certificate_port
         )
         self.enrolment_port = _bound(lambda at: open_port.add_secure_port(at, everyone), host, self._addresses.enrolment_port)
-        public = self._addresses.public_certificate_address or f"{host}:{self.certificate_port}"
+        public = self._addresses.public_certificate_address or listening.address(host, self.certificate_port)
         wire_grpc.add_EnrolmentServiceServicer_to_server(  # type: ignore[no-untyped-call]
             _Enrolment(self._desk, self._limits, public), open_port
         )
@@ -158,11 +159,11 @@ class AuthorityServer:
 
 def _bound(bind: Callable[[str], int], host: str, port: int) -> int:
     try:
-        return bind(f"{host}:{port}")
+        return bind(listening.address(host, port))
     except RuntimeError as error:
         raise SettingsError(
-            f"cannot listen on {host}:{port}; another program uses the port, or the address is not this machine's. "
-            "Choose another in the authority's settings",
+            f"cannot listen on {listening.address(host, port)}; another program uses the port, or the address is not this "
+            "machine's. Choose another in the authority's settings",
             reason="PORT_IN_USE",
         ) from error
 

@@ -228,6 +228,17 @@ topologySpreadConstraints:
 {{- end -}}
 {{- end -}}
 
+{{- /* The families of every Service's addresses; what the cluster gives when neither is set. */ -}}
+{{- define "fedrep.families" -}}
+{{- with .Values.services.ipFamilyPolicy }}
+ipFamilyPolicy: {{ . }}
+{{- end }}
+{{- with .Values.services.ipFamilies }}
+ipFamilies:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
 {{- define "fedrep.ca" -}}
 {{ include "fedrep.fullname" . }}-ca
 {{- end -}}

@@ -19,7 +19,6 @@ import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
-from prometheus_client import start_http_server
 
 from fedrep.errors import SettingsError, StoreUnavailableError
 from fedrep.wire.v1 import federation_pb2, federation_pb2_grpc, observer_pb2, observer_pb2_grpc
@@ -27,6 +26,7 @@ from fedrep_identity.certificates import Credentials, Role, TrustStore
 from fedrep_identity.folder import key_pair_loader
 from fedrep_identity.upkeep import tend_credentials
 from fedrep_runtime.files import lock_folder
+from fedrep_runtime.listening import address, serving_metrics
 from fedrep_runtime.tls import server_credentials, server_options
 from fedrep_server.calls.interceptor import Gate
 from fedrep_server.calls.limits import LARGEST_RECEIVED, Turnstile
@@ -103,7 +103,7 @@ async def start(settings: ServerSettings, on_lost: OnLost = end_process) -> Runn
         server = grpc.aio.server(interceptors=[gate], options=[*server_options(LARGEST_RECEIVED), *CROWD, *WINDOW, *streams])
         _add_services(server, coordinator, gate, health)
         secure = server_credentials(key_pair_loader(settings.credentials), credentials.root)
-        port = bind(lambda: server.add_secure_port(f"{settings.host}:{settings.port}", secure), settings.host, settings.port)
+        port = bind(lambda: server.add_secure_port(address(settings.host, settings.port), secure), settings.host, settings.port)
         stack.push_async_callback(server.stop, DRAIN_SECONDS)
         await server.start()
         stack.push_async_callback(coordinator.shut_down)
@@ -255,7 +255,7 @@ async def _serve_probes(settings: ServerSettings, health: HealthServicer, stack:
     probes = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     health_pb2_grpc.add_HealthServicer_to_server(health, probes)
     host, wanted = settings.health_host, settings.health_port
-    port = bind(lambda: probes.add_insecure_port(f"{host}:{wanted}"), host, wanted)
+    port = bind(lambda: probes.add_insecure_port(address(host, wanted)), host, wanted)
     await probes.start()
     stack.push_async_callback(probes.stop, 0)
     return port
@@ -267,13 +267,8 @@ def _serve_metrics(settings: ServerSettings, metrics: ServerMetrics, stack: Asyn
     if wanted is None:
         return None
 
-    def listen() -> int:
-        listening, _ = start_http_server(wanted, settings.metrics_host, metrics.registry)
-        stack.callback(listening.server_close)
-        stack.callback(listening.shutdown)
-        return listening.server_port
-
-    return bind(listen, settings.metrics_host, wanted)
+    serving = serving_metrics(settings.metrics_host, wanted, metrics.registry)
+    return bind(lambda: stack.enter_context(serving), settings.metrics_host, wanted)
 
 
 def _make_folder(folder: Path) -> None:

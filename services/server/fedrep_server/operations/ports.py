@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fedrep.errors import SettingsError
+from fedrep_runtime.listening import address
 
 
 def bind(listen: Callable[[], int], host: str, port: int) -> int:
@@ -16,7 +17,7 @@ def bind(listen: Callable[[], int], host: str, port: int) -> int:
 
 def cannot_listen(host: str, port: int) -> SettingsError:
     return SettingsError(
-        f"cannot listen on {host}:{port}; another program uses the port, or the address is not this machine's. "
+        f"cannot listen on {address(host, port)}; another program uses the port, or the address is not this machine's. "
         "Choose another in the server's settings",
         reason="PORT_IN_USE",
     )

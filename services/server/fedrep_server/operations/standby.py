@@ -14,6 +14,7 @@ import structlog
 from grpc_health.v1 import health_pb2
 from grpc_health.v1._async import HealthServicer
 
+from fedrep_runtime.listening import ALL, ALL_OF_IPV4, listening
 from fedrep_server.config import ServerSettings
 from fedrep_server.operations.leadership import Seen
 from fedrep_server.operations.metrics import StandingFigures
@@ -47,7 +48,9 @@ class Relay:
             self._leader = leader
         if self._server is None:
             try:
-                self._server = await asyncio.start_server(self._serve, self._host, self._port, limit=WINDOW)
+                # gRPC, whose place it holds, takes 0.0.0.0 for both families.
+                host = ALL if self._host == ALL_OF_IPV4 else self._host
+                self._server = await asyncio.start_server(self._serve, sock=listening(host, self._port), limit=WINDOW)
             except OSError as error:
                 raise cannot_listen(self._host, self._port) from error
 
