@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -41,6 +42,8 @@ LOOPBACK = """
 import fcntl, socket, struct, sys
 with socket.socket() as any_socket:
     fcntl.ioctl(any_socket, 0x8914, struct.pack("16sh14x", b"lo", 0x49))  # SIOCSIFFLAGS: up, running, loopback
+    if sys.argv[1:] == ["ipv6"]:
+        fcntl.ioctl(any_socket, 0x8916, struct.pack("16sh14x", b"lo", socket.AF_INET))  # SIOCSIFADDR: no address at all
 print("up", flush=True)
 sys.stdin.read()
 """
@@ -65,9 +68,14 @@ class Builder:
     folder: Path
     kept: bool = False
     said: list[str] = field(default_factory=list)  # where a stand-in took the place of the real thing
+    driver: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.driver = "overlay" if _layers_lie_over_each_other(self.folder) else "vfs"
 
     def buildah(self, *arguments: str, seconds: float = 3600) -> str:
-        environment = {**os.environ, "STORAGE_DRIVER": "vfs", "BUILDAH_ISOLATION": "chroot", "BUILDAH_FORMAT": "docker"}
+        environment = {**os.environ, "STORAGE_DRIVER": self.driver, "BUILDAH_ISOLATION": "chroot", "BUILDAH_FORMAT": "docker"}
         storage = ["--root", str(self.folder / "root"), "--runroot", str(self.folder / "run")]
         command = ["setpriv", "--pdeathsig", "KILL", "buildah", *storage, *arguments]
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, env=environment)
@@ -165,16 +173,24 @@ class Builder:
             shutil.rmtree(self.folder, ignore_errors=True)
 
 
+def _layers_lie_over_each_other(folder: Path) -> bool:
+    """Whether the kernel lays folders over each other here: without that every layer is a whole copy of all before it."""
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        options = ",".join(f"{key}={place}/{key}" for key in ("lowerdir", "upperdir", "workdir"))
+        script = f"cd {shlex.quote(place)}; mkdir lowerdir upperdir workdir all; mount -t overlay overlay -o {options} all"
+        return subprocess.run(["unshare", "--mount", "sh", "-ec", script], capture_output=True).returncode == 0
+
+
 def _reached(address: str) -> bool:
     done = subprocess.run(["curl", "--silent", "--fail", "--head", "--max-time", "10", address], capture_output=True)
     return done.returncode in (0, 22)  # 22: it answered, with a refusal
 
 
 @contextmanager
-def own_network() -> Iterator[int]:
+def own_network(*families: str) -> Iterator[int]:
     """A network with nothing but a loopback of its own, by the id of the process that holds it: what listens there, on whatever
-    address and port, is reached from nowhere else."""
-    hold = ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", sys.executable, "-c", LOOPBACK]
+    address and port, is reached from nowhere else. With "ipv6" that loopback has no address of IPv4."""
+    hold = ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", sys.executable, "-c", LOOPBACK, *families]
     with subprocess.Popen(hold, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"up\n", "networks of one's own cannot be had here"

@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ reason = why_not()
 pytestmark = [pytest.mark.skipif(reason is not None, reason=reason or ""), pytest.mark.timeout(7200)]
 
 PAGE = "import urllib.request as r; print(r.urlopen('http://127.0.0.1:{}', timeout=5).read().decode())"
+PAGE_6 = PAGE.replace("127.0.0.1", "[::1]")
 VALUES: Manifest = {
     "silo": {
         "enabled": True,
@@ -129,6 +131,10 @@ def until(answers: Callable[[], bool], process: subprocess.Popen[bytes], log: Pa
         time.sleep(0.3)
 
 
+def answered(container: Container, words: list[str]) -> bool:
+    return container.run(*words).returncode == 0
+
+
 def check_image(builder: Builder, tag: str, part: str) -> None:
     config: dict[str, Any] = builder.config(tag)
     assert config["User"] == "10001:0"
@@ -176,6 +182,27 @@ def test_the_dashboard_image_starts_as_the_charts_pod(
     spec, log = pod_container("fed-fedrep-dashboard", "Deployment"), tmp_path / "dashboard.log"
     with started(container, spec, log, **tokens) as process:
         until(lambda: "<script" in container.run("python3", "-c", PAGE.format("8080/")).stdout, process, log)
+
+
+def test_pods_serve_a_network_that_has_ipv6_alone(
+    builder: Builder, server: str, dashboard: str, home: Path, tmp_path: Path
+) -> None:
+    images = {"server": (server, "StatefulSet"), "dashboard": (dashboard, "Deployment")}
+    asked = {
+        "server": [["fedrep", "server", "health", "--address", "[::1]:8553"], ["python3", "-c", PAGE_6.format("8554/metrics")]],
+        "dashboard": [["python3", "-c", PAGE_6.format("8080/")], ["python3", "-c", PAGE_6.format("8554/metrics")]],
+    }
+    tokens = {f"FEDREP_DASHBOARD__{name}": name * 10 for name in ("ADMIN_TOKEN", "VIEWER_TOKEN", "SESSION_SECRET")}
+    with own_network("ipv6") as network:
+        for part, (tag, kind) in images.items():
+            mounts = {"/etc/fedrep/config": home / f"fed-fedrep-{part}", "/etc/fedrep/identity": home / f"{part}-identity"}
+            mounts |= {"/var/lib/fedrep": home / "server-data"} if part == "server" else {}
+            container, log = container_of(builder, tag, mounts, network), tmp_path / f"{part}.log"
+            assert container.run("python3", "-c", PAGE.format("1/")).stderr.endswith("Network is unreachable>\n")
+            spec = pod_container(f"fed-fedrep-{part}", kind)
+            with started(container, spec, log, **tokens) as process:
+                for words in asked[part]:
+                    until(partial(answered, container, words), process, log)
 
 
 def test_the_client_image_starts_as_the_charts_pod(
