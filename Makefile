@@ -130,9 +130,6 @@ fuzz: setup .bench/fuzz/atheris ## Fuzz every decoder, guided by coverage (SECON
 .bench/fuzz/atheris: $(STAMPS)/installed
 	@PIP_CONSTRAINT= $(PIP) install --quiet --no-deps --upgrade --target .bench/fuzz atheris==3.0.0 && touch $@
 
-soak: setup ## 2,000 rounds on end with 32 silos, 200 with 128: memory, handles and cost have to stay flat (SOAK="--rounds 500")
-	$(BIN)/python -m benchmarks.soak --json benchmarks/results/soak.json $(SOAK)
-
 load: setup ## 64 silos that train nothing play rounds; shows where the time goes
 	$(BIN)/python -m benchmarks.load
 

@@ -110,7 +110,13 @@ MATRIX: dict[str, dict[str, Any]] = {
         },
         "dashboard": {"service": {"type": "LoadBalancer"}, "tokens": {"seed": "a long random text"}},
         "metrics": {"serviceMonitor": {"enabled": True}},
-        "extraObjects": [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "{{ .Release.Name }}-more"}}],
+        "extraObjects": [
+            {
+                "apiVersion": "v1",
+                "kind": "ConfigMap",
+                "metadata": {"name": "{{ .Release.Name }}-more", "namespace": "{{ .Release.Namespace }}"},
+            }
+        ],
     },
     "both-families": {
         "federation": "lungs",
