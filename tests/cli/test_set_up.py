@@ -22,6 +22,7 @@ from fedrep_identity.authority import REGISTER_FILE
 from fedrep_identity.certificates import Credentials
 from fedrep_identity.names import Role
 from fedrep_identity.register import Register
+from fedrep_silo.config import load_silo_settings
 
 ROOT = Path(__file__).parents[2]
 PASSPHRASE = "an unusual sequence of words"
@@ -109,7 +110,7 @@ def test_four_silos_are_set_up_up_to_an_applied_round_by_at_most_twelve_commands
     tokens = {name: terminals.folder("consortium") / "invitations" / f"{name}.token" for name in SILOS}
     joining = [terminals.start(name, "join", str(tokens[name]), "--trainer", "hospital:build") for name in SILOS]
     for process in joining:
-        assert [step["state"] for step in terminals.answer(process)["steps"]] == ["done", "done", "done"]
+        assert [step["state"] for step in terminals.answer(process)["steps"]] == ["done", "done", "done", "done"]
 
     watching = terminals.start("consortium", "run", "watch", "first-run")
     assert watching.stdout is not None
@@ -359,10 +360,53 @@ def test_join_again_needs_no_invitation_and_keeps_edited_settings(
     capsys.readouterr()
     assert main(["join", "--folder", str(tmp_path), "--trainer", "other:build", "--no-start", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert [step["state"] for step in told["steps"]] == ["kept", "kept", "done"]
+    assert [step["state"] for step in told["steps"]] == ["kept", "kept", "kept", "done"]
     assert settings.read_text() == edited
     assert main(["join", str(tokens / "south.token"), "--folder", str(tmp_path), "--no-start"]) == 1
     assert "the invitation is for silo south" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("healthy")
+@pytest.mark.parametrize(
+    ("given", "shard", "told"),
+    [
+        (["--trainer", "digits", "--part", "2/4"], (1, 4), "part 2 of 4 of what digits has"),
+        (["--trainer", "trainer:build", "--part", "4/4"], (3, 4), "part 4 of 4 of what trainer:build has"),
+        (
+            ["--trainer", "digits"],
+            (0, 1),
+            "Silos that try out the same data all train on the same, unless each has its part: --part",
+        ),
+        (["--trainer", "trainer:build"], (0, 1), "whatever trainer:build loads on this machine"),
+    ],
+)
+def test_join_says_what_the_silo_trains_on_and_takes_a_part_of_data_to_try_out(
+    consortium: Path,
+    tmp_path: Path,
+    given: list[str],
+    shard: tuple[int, int],
+    told: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    name = f"part-{'-'.join(given)}".replace("/", "-").replace(":", "-").replace("--", "")
+    assert main(["init", "--silo", name, "--folder", str(consortium)]) == 0
+    capsys.readouterr()
+    join = ["join", str(consortium / "invitations" / f"{name}.token"), "--folder", str(tmp_path), "--no-start", "--json"]
+    assert main([*join, *given]) == 0
+    steps = {step["what"]: step for step in json.loads(capsys.readouterr().out)["steps"]}
+    assert told in steps["data"]["text"]
+    trainer = load_silo_settings(tmp_path / "client.toml").trainer
+    assert (trainer.shard_index, trainer.shard_count) == shard
+
+
+@pytest.mark.parametrize("part", ["0/4", "5/4", "2", "2/0", "a/b"])
+def test_what_is_no_part_is_refused_before_the_invitation_is_used(
+    tmp_path: Path, part: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["join", "--folder", str(tmp_path), "--part", part]) == 1
+    assert "2/4, for example, is the second of four" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("passphrase")

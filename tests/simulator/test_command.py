@@ -90,7 +90,7 @@ def test_what_the_command_line_says_wins_over_the_files(project: Path, capsys: p
     assert "round 2 of 2" in told.err
     assert "against the plain mean: accuracy" in told.out
     assert "Played without cryptography (--fast)" in told.out
-    assert "fedrep silo invite silo-08" in told.out
+    assert "--silo silo-08" in told.out
     played = (project / "simulation" / "run.toml").read_text()
     assert "rounds = 2" in played
     assert "byzantine_count = 1" in played

@@ -180,8 +180,8 @@ def leave(
     emit({"told_server": told, "purged": purge, "why": why}, as_json, _render_leave)
 
 
-def silo_toml(server: str, run: str, role: str, credentials: Path, trainer: str) -> str:
-    """A settings file; `trainer` is module:function, or nothing or digits for built-in data."""
+def silo_toml(server: str, run: str, role: str, credentials: Path, trainer: str, part: tuple[int, int] | None = None) -> str:
+    """A settings file; `trainer` is module:function, or nothing or digits for built-in data; `part` is which of how many."""
     given: dict[str, Any] = {
         "server": server,
         "run": run,
@@ -190,6 +190,8 @@ def silo_toml(server: str, run: str, role: str, credentials: Path, trainer: str)
         "state": "state",
         "trainer": {"user_code": trainer} if trainer not in ("", "digits") else {"dataset": "digits"},
     }
+    if part is not None:
+        given["trainer"] |= {"shard_index": part[0] - 1, "shard_count": part[1]}
     title = "Settings of this silo. A line that starts with # shows a default. Relative paths start at this file's folder."
     return commented_toml(SiloSettings, title, given)
 

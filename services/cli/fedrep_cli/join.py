@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -41,6 +42,10 @@ def join(
     trainer: Annotated[
         str | None, typer.Option(help=f"module:function that makes your trainer, beside the settings; {BUILT_IN} to try it out.")
     ] = None,
+    part: Annotated[
+        str | None,
+        typer.Option(help="To try it out: your part of the built-in or a template's data, as in 2/4. Real silos have their own."),
+    ] = None,
     run: Annotated[str, typer.Option(help="Name of the run to take part in; * for every run that lists this silo.")] = EVERY_RUN,
     start: Annotated[bool, typer.Option(help="Take part at once, until Ctrl-C.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
@@ -52,10 +57,13 @@ def join(
     configure_logging("join", level="WARNING")
     take_capitals()
     invitation = Invitation.from_token(text) if (text := read_token(token)) is not None else None
+    shard = _parsed(part) if part is not None else None
     held = _held(folder / "credentials", invitation)
     role = held.identity.role if held is not None else _required(invitation, folder).role
     if role in (Role.SILO, Role.EVALUATOR) and not (folder / "client.toml").exists():
         trainer = _asked(trainer)  # before the invitation is used
+        if trainer == BUILT_IN and shard is None and role is Role.SILO:
+            shard = _asked_part()
     steps = [_enrolled(folder / "credentials", held, text)]
     if role is Role.SERVER:
         steps.append(_server_settings(folder))
@@ -66,7 +74,9 @@ def join(
         steps.append(_dashboard_settings(folder))
         identity = "" if folder == Path() else f" --identity {folder / 'credentials'}"
         return _report(steps, [f"fedrep run list{identity}", f"fedrep dashboard{_at(folder, 'dashboard.toml')}"], as_json)
-    steps.append(_silo_settings(folder, role, run, trainer or BUILT_IN))
+    steps.append(_silo_settings(folder, role, run, trainer or BUILT_IN, shard))
+    if role is Role.SILO:
+        steps.append(_data(steps[-1].state, trainer or BUILT_IN, shard))
     return _check_and_start(folder, steps, start, as_json)
 
 
@@ -142,6 +152,38 @@ def _asked(trainer: str | None) -> str:
     )
 
 
+def _asked_part() -> tuple[int, int] | None:
+    if not sys.stdin or not sys.stdin.isatty():
+        return None
+    while True:
+        said = typer.prompt(
+            "Your part of the built-in data, as in 2/4; 1/1 is all of it, like every silo that says so", default="1/1"
+        )
+        try:
+            return _parsed(said)
+        except SettingsError as error:
+            complain("fedrep join", str(error))
+
+
+def _parsed(part: str) -> tuple[int, int]:
+    found = re.fullmatch(r"([1-9]\d{0,5})/([1-9]\d{0,5})", part)
+    if found is None or int(found[1]) > int(found[2]):
+        raise SettingsError(f"{part!r} is no part: 2/4, for example, is the second of four")
+    return int(found[1]), int(found[2])
+
+
+def _data(written: str, trainer: str, part: tuple[int, int] | None) -> Step:
+    """What it trains on, which is easily overlooked: silos that try a template's data without parts all train on the same."""
+    where = "shard_index and shard_count under [trainer] in client.toml"
+    if written == KEPT:
+        return Step("data", KEPT, f"as client.toml says{f'; a part is set there, by {where}' if part is not None else ''}")
+    if part is not None:
+        return Step("data", DONE, f"part {part[0]} of {part[1]} of what {trainer} has")
+    what = "all of the built-in digits" if trainer == BUILT_IN else f"whatever {trainer} loads on this machine"
+    told = "Silos that try out the same data" if trainer == BUILT_IN else "Silos that try out a template's data"
+    return Step("data", DONE, f"{what}. {told} all train on the same, unless each has its part: --part 1/4, 2/4, ..., or {where}")
+
+
 def _enrolled(folder: Path, held: Credentials | None, token: str | None) -> Step:
     state = KEPT if held is not None else DONE
     if held is None:
@@ -150,10 +192,12 @@ def _enrolled(folder: Path, held: Credentials | None, token: str | None) -> Step
     return Step("credentials/", state, f"{held.identity} of {held.identity.federation}, certificate valid until {ends:%Y-%m-%d}")
 
 
-def _silo_settings(folder: Path, role: Role, run: str, trainer: str) -> Step:
+def _silo_settings(folder: Path, role: Role, run: str, trainer: str, part: tuple[int, int] | None) -> Step:
     server = learned_server(folder / "credentials")
     text = f"{'every run that lists this silo' if run == EVERY_RUN else f'run {run}'} at {server}; look through its [policy]"
-    return settings_step(folder / "client.toml", lambda: silo_toml(server, run, role.value, Path("credentials"), trainer), text)
+    return settings_step(
+        folder / "client.toml", lambda: silo_toml(server, run, role.value, Path("credentials"), trainer, part), text
+    )
 
 
 def _server_settings(folder: Path) -> Step:

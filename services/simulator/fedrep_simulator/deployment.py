@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from fedrep_runtime.toml_text import toml_document
 from fedrep_simulator.terms import Terms
 
 RUN_FILE, CLIENT_FILE = "run.toml", "client.toml"
-SERVER, AUTHORITY, PORT = "federation.example.org", "ca.example.org", 8550
+HOST = "federation.example.org"
 
 Part = tuple[str, list[str]]
 
@@ -21,45 +22,41 @@ def write_files(root: Path, terms: Terms) -> None:
     own = {"user_code_dir", "shard_index", "shard_count", "privacy"}
     trainer = terms.trainer.model_dump(mode="json", exclude_unset=True, exclude_none=True, exclude=own)
     policy = terms.policy.model_dump(mode="json", exclude_unset=True, exclude_none=True)
-    silo: dict[str, Any] = {"server": f"{SERVER}:{PORT}", "run": terms.run.name, "trainer": trainer, "policy": policy}
+    silo: dict[str, Any] = {"run": terms.run.name, "trainer": trainer, "policy": policy}  # the server is learned by enrolling
     if terms.trainer.privacy is not None:
         silo["privacy"] = terms.trainer.privacy.model_dump(mode="json", exclude_none=True, exclude_unset=True)
     write_atomically(root / RUN_FILE, toml_document(run).encode(), 0o644)
     write_atomically(root / CLIENT_FILE, toml_document(silo).encode(), 0o644)
 
 
-def _silo_commands(terms: Terms, address: str) -> list[str]:
-    """A file that a silo has already says perhaps nothing of server and run, or something else; its environment wins."""
-    said = f"FEDREP_CLIENT__SERVER={address} FEDREP_CLIENT__RUN={terms.run.name} " if terms.client_file is not None else ""
-    file = f" --config {terms.client_file}" if terms.client_file is not None and terms.client_file != Path(CLIENT_FILE) else ""
-    return ["fedrep enroll TOKEN", f"{said}fedrep client check{file}", f"{said}fedrep client{file}"]
-
-
-def commands(terms: Terms, folder: Path | None, server: str = SERVER, authority: str = AUTHORITY) -> list[Part]:
-    """For each machine what to type there, in this order; TOKEN is what `fedrep silo invite` prints for that name."""
-    address, place = f"{server}:{PORT}", folder if folder is not None else Path()
-    settings = terms.client_file if terms.client_file is not None else Path(CLIENT_FILE)
-    copied = [] if terms.client_file is not None or folder is None else [f"cp {place / CLIENT_FILE} {settings}"]
+def commands(terms: Terms, folder: Path | None, host: str = HOST) -> list[Part]:
+    """For each machine what to type there, in this order; TOKEN is in the file that `fedrep init` writes for that name."""
+    place = folder if folder is not None else Path()
+    settings = terms.client_file if terms.client_file is not None else place / CLIENT_FILE
+    silos = " ".join(f"--silo {name}" for name in terms.run.silos)
+    copied = [] if settings == Path(CLIENT_FILE) else [f"cp {settings} {CLIENT_FILE}"]
     return [
         (
-            "on the consortium's machine, which stays apart from the server's",
+            "on the consortium's machine, beside the trainer",
             [
-                f"fedrep ca init federation --address {authority} --server {address}",
-                "fedrep ca serve    # stays running; what follows in another terminal",
-                f"fedrep silo invite main --role server --dns {server}",
-                "fedrep silo invite admin --role admin",
-                *(f"fedrep silo invite {name}" for name in terms.run.silos),
-            ],
-        ),
-        ("on the server's machine", ["fedrep enroll TOKEN", "fedrep server"]),
-        (
-            "on the admin's machine, beside the trainer",
-            [
-                "fedrep enroll TOKEN --folder admin",
+                f"fedrep init federation --host {host} {silos}",
+                "fedrep up    # stays running; what follows in another terminal",
                 *copied,
-                f"fedrep run model init.safetensors --config {settings}",
-                f"fedrep run create --config {place / RUN_FILE} --model init.safetensors --server {address} --identity admin",
+                f"fedrep run model --config {CLIENT_FILE}",
+                f"fedrep run create --config {place / RUN_FILE}",
             ],
         ),
-        (f"on every silo, beside the trainer, {settings} and its own data", _silo_commands(terms, address)),
+        (
+            f"on every silo, beside the trainer, this {CLIENT_FILE} and its own data; TOKEN is in invitations/NAME.token",
+            [f"{_said(terms, host)}fedrep join TOKEN"],
+        ),
     ]
+
+
+def _said(terms: Terms, host: str) -> str:
+    """A file that a silo has already may name another run or server: its environment wins over it."""
+    if terms.client_file is None:
+        return ""
+    held = tomllib.loads(terms.client_file.read_text(encoding="utf-8"))
+    run = "" if held.get("run") == terms.run.name else f"FEDREP_CLIENT__RUN={terms.run.name} "
+    return run + (f"FEDREP_CLIENT__SERVER={host}:8550 " if "server" in held else "")
