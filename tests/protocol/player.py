@@ -1,6 +1,7 @@
 """One silo's machine with everything around it played by hand: a disk that keeps what was saved, a wire that keeps what was said.
 
-`fuse` counts every moment at which a process can die: before each effect, and between two files of one save.
+`fuse` counts every moment at which a process can die: before each effect, and between two files of one save. `points` are the
+moments that differ: between two others nothing was written, said or heard, so a process that dies there leaves the same world behind.
 """
 
 from __future__ import annotations
@@ -44,8 +45,7 @@ class Player:
     def __init__(self, make: Callable[[SiloState], SiloMachine], state: SiloState) -> None:
         self._make = make
         self.disk = state
-        self.fuse: int | None = None
-        self.moments = 0
+        self.light(None)
         self.wire: list[Request] = []
         self.disk_when_said: list[SiloState] = []
         self.submitted: dict[int, Pending] = {}
@@ -53,6 +53,14 @@ class Player:
         self.worst: dict[int, NDArray[np.float32]] = {}
         self.before: dict[int, NDArray[np.float32]] = {}
         self.restart()
+
+    def light(self, fuse: int | None) -> None:
+        """Moments are counted from here, and the silo dies at that one."""
+        self.fuse = fuse
+        self.moments = 0
+        self.points: list[int] = []
+        self._heard = 0
+        self._world: tuple[int, SiloState, int] | None = None
 
     def restart(self) -> None:
         """A new process over what the disk holds. What was on its way to nobody is lost."""
@@ -67,6 +75,7 @@ class Player:
         self.feed(Started())
 
     def feed(self, event: Event) -> list[Effect]:
+        self._heard += 1
         effects = self.machine.receive(event, Moment())
         for effect in effects:
             self._moment()
@@ -139,6 +148,10 @@ class Player:
             self.before[memory.pending.place.round] = memory.before.dense()
 
     def _moment(self) -> None:
+        heard, disk, said = self._world or (-1, None, -1)
+        if heard != self._heard or disk is not self.disk or said != len(self.wire):
+            self.points.append(self.moments)
+            self._world = (self._heard, self.disk, len(self.wire))
         self.moments += 1
         if self.fuse is not None and self.moments > self.fuse:
             self.fuse = None
