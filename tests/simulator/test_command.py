@@ -31,6 +31,18 @@ from tests.harness.federation import StubTrainer
 def build(settings):
     return StubTrainer(settings.shard_index if settings.shard_count > 1 else 1000, **settings.options)
 """
+HELD_TRAINER = """
+import time
+from pathlib import Path
+from tests.harness.federation import StubTrainer
+
+def hold(number):
+    while number > 12 and not Path("interrupted").exists():
+        time.sleep(0.01)
+
+def build(settings):
+    return StubTrainer(settings.shard_index if settings.shard_count > 1 else 1000, before_training=hold)
+"""
 CLIENT = """
 [trainer]
 user_code = "simulated_trainer:build"
@@ -129,7 +141,8 @@ def test_without_files_the_command_says_what_to_do(
 
 @pytest.mark.slow
 def test_after_ctrl_c_the_same_command_goes_on(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The process is interrupted when it has told of its first round; how far it has come by then is not ours to say."""
+    """The process is interrupted when it has told of its tenth round, and plays the thirteenth only after that."""
+    (project / "simulated_trainer.py").write_text(HELD_TRAINER)
     command = ["simulate", "--json", "--rounds", "100"]
     process = subprocess.Popen(
         [sys.executable, "-m", "fedrep_cli.main", *command],
@@ -141,6 +154,7 @@ def test_after_ctrl_c_the_same_command_goes_on(project: Path, capsys: pytest.Cap
     assert process.stderr is not None
     assert any("round 10 of 100" in line for line in process.stderr)
     process.send_signal(signal.SIGINT)
+    (project / "interrupted").touch()
     out, err = process.communicate()
     assert process.returncode == 130
     assert out == ""
