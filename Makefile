@@ -124,8 +124,8 @@ foreign-clients: ## Fetch Node's grpc-js, with which the contract tests then pla
 	mkdir -p .bench/grpc-js
 	npm install --silent --no-audit --no-fund --prefix .bench/grpc-js @grpc/grpc-js@1.14.3 @grpc/proto-loader@0.8.0
 
-fuzz: setup .bench/fuzz/atheris ## Fuzz every decoder, guided by coverage (SECONDS=75 each; KEEP=1 adds to the corpus)
-	PYTHONPATH=.bench/fuzz $(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),75) $(if $(KEEP),--keep)
+fuzz: setup .bench/fuzz/atheris ## Fuzz every decoder, guided by coverage (SECONDS=75 each; UNTIL=60 minutes in all runs; KEEP=1 adds to the corpus)
+	PYTHONPATH=.bench/fuzz $(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),75) $(if $(UNTIL),--until $(UNTIL)) $(if $(KEEP),--keep)
 
 .bench/fuzz/atheris: $(STAMPS)/installed
 	@PIP_CONSTRAINT= $(PIP) install --quiet --no-deps --upgrade --target .bench/fuzz atheris==3.0.0 && touch $@
