@@ -9,8 +9,10 @@ import sys
 
 import atheris  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
-with atheris.instrument_imports(include=["fedrep", "fedrep_identity", "fedrep_runtime", "fedrep_server", "fedrep_silo"]):
-    from tests.fuzz.targets import TARGETS
+PACKAGES = ["fedrep", "fedrep_identity", "fedrep_runtime", "fedrep_server", "fedrep_silo", "fedrep_trainers"]
+with atheris.instrument_imports(include=PACKAGES):
+    from tests.fuzz.mutations import changed
+    from tests.fuzz.targets import TARGETS, Message
 
 
 def main() -> None:
@@ -20,7 +22,15 @@ def main() -> None:
     def one_input(data: bytes) -> None:
         target.accepts(data)
 
-    atheris.Setup([sys.argv[0], *options], one_input)
+    message = target.decode
+    if isinstance(message, Message):
+
+        def change(data: bytes, most: int, seed: int) -> bytes:
+            return changed(message, data, most, seed, atheris.Mutate)
+
+        atheris.Setup([sys.argv[0], *options], one_input, custom_mutator=change)
+    else:
+        atheris.Setup([sys.argv[0], *options], one_input)
     atheris.Fuzz()
 
 

@@ -61,6 +61,28 @@ class UnsoundError(AssertionError):
 
 
 @dataclass(frozen=True)
+class Message:
+    """A decoder of protobuf messages: `kind` says how to build others. A header has its length before it, a payload behind."""
+
+    kind: Any
+    decode: Callable[[Any, bytes], object]
+    headed: bool = False
+
+    def __call__(self, data: bytes) -> object:
+        header, payload = self.parts(data)
+        return self.decode(self.kind.FromString(header), payload)
+
+    def parts(self, data: bytes) -> tuple[bytes, bytes]:
+        if not self.headed:
+            return data, b""
+        size = int.from_bytes(data[:2], "little")
+        return data[2 : 2 + size], data[2 + size :]
+
+    def joined(self, header: bytes, payload: bytes) -> bytes:
+        return len(header).to_bytes(2, "little") + header + payload if self.headed else header
+
+
+@dataclass(frozen=True)
 class Target:
     decode: Callable[[bytes], object]
 
@@ -116,18 +138,12 @@ def _streamed(data: bytes) -> None:
     assembler.finish()
 
 
-def _wire(kind: Any, decode: Callable[[Any], object]) -> Callable[[bytes], object]:
-    return lambda data: decode(kind.FromString(data))
+def _wire(kind: Any, decode: Callable[[Any], object]) -> Message:
+    return Message(kind, lambda message, _: decode(message))
 
 
-def _split(kind: Any, decode: Callable[[Any, bytes], object]) -> Callable[[bytes], object]:
-    """A header behind its length, then the payload that was streamed after it."""
-
-    def both(data: bytes) -> object:
-        size = int.from_bytes(data[:2], "little")
-        return decode(kind.FromString(data[2 : 2 + size]), data[2 + size :])
-
-    return both
+def _split(kind: Any, decode: Callable[[Any, bytes], object]) -> Message:
+    return Message(kind, decode, headed=True)
 
 
 def _token(data: bytes) -> None:
@@ -212,55 +228,53 @@ def _finite_model(path: Path) -> None:
         raise UnsoundError("a model that is not finite")
 
 
-TARGETS: dict[str, Target] = {
-    name: Target(decode)
-    for name, decode in {
-        "coordinates": _coordinates,
-        "values": _values,
-        "descent": _descent,
-        "shamir": _combined,
-        "sealed_share": _sealed,
-        "verify_key": load_verify_key,
-        "stream": _streamed,
-        "run_manifest": _wire(pb.RunManifest, lambda wire: codec.run_manifest_from_wire(wire).digest()),
-        "signed_run": _wire(pb.SignedRunManifest, codec.signed_run_from_wire),
-        "amendments": _wire(pb.Amendments, codec.amendments_from_wire),
-        "round_manifest": _wire(pb.RoundManifest, codec.round_manifest_from_wire),
-        "signed_round": _wire(pb.SignedRoundManifest, codec.signed_round_from_wire),
-        "promise": _wire(pb.JoinRequest, codec.promise_from_wire),
-        "proposal": _split(pb.ProposalHeader, partial(codec.proposal_from_wire, A)),
-        "consensus": _split(pb.ConsensusHeader, codec.consensus_from_wire),
-        "submission": _split(pb.SubmissionHeader, partial(codec.submission_from_wire, A)),
-        "survivors": _wire(pb.SurvivorSet, codec.survivors_from_wire),
-        "confirmation": _wire(pb.ConfirmSurvivorsRequest, partial(codec.confirmation_from_wire, A)),
-        "signatures": _wire(pb.ConfirmSurvivorsResponse, lambda wire: codec.signatures_from_wire(wire.signatures)),
-        "reveal": _wire(pb.RevealSharesRequest, partial(codec.reveal_from_wire, A)),
-        "abstention": _wire(pb.AbstainRequest, partial(codec.abstention_from_wire, A)),
-        "rollback": _wire(pb.SignedRollback, codec.rollback_from_wire),
-        "statement": _wire(pb.Statement, lambda wire: codec.statement_from_wire(wire, RUN, 1)),
-        "update": _split(pb.UpdateHeader, codec.update_from_wire),
-        "token": lambda data: Invitation.from_token(data.decode("latin-1")),
-        "token_body": _token,
-        "certificates": _certificates,
-        "request": public_key_of,
-        "revocations": _revocations,
-        "roster": _in_file("roster", load_pinned_roster),
-        "addresses": _in_file(FEDERATION_FILE, lambda path: FederationAddresses.load(path.parent)),
-        "change_log": _in_file("changes-1.log", read_log),
-        "change_record": _logged,
-        "journal": _in_file("journal.json", _journal),
-        "memory": _in_file("memory.safetensors", _memory),
-        "silo_model": _in_file("model.safetensors", lambda path: StateFolder(path.parent).model()),
-        "ledger": _in_file("a-r.json", _ledger),
-        "record_books": _in_file("records.json", lambda path: RecordBooks(path.parent, None).ledger()),
-        "audit": _in_file("audit.jsonl", _audit),
-        "model_file": _in_file("model.safetensors", _finite_model),
-        "flat_vector": _in_file("model.npy", lambda path: read_flat_vector(path, "model.npy")),
-        "idx": _in_file("images", read_idx),
-        "idx_gz": _in_file("images.gz", read_idx),
-        "cifar_batch": _in_file("batch", read_cifar_batch),
-        "run_toml": _in_file("run.toml", lambda path: load_settings(RunConfig, path, "FEDREP_RUN", {})),
-        "client_toml": _in_file("client.toml", lambda path: load_silo_settings(path, {})),
-        "server_toml": _in_file("server.toml", lambda path: load_settings(ServerSettings, path, "FEDREP_SERVER", {})),
-    }.items()
+_DECODERS: dict[str, Callable[[bytes], object]] = {
+    "coordinates": _coordinates,
+    "values": _values,
+    "descent": _descent,
+    "shamir": _combined,
+    "sealed_share": _sealed,
+    "verify_key": load_verify_key,
+    "stream": _streamed,
+    "run_manifest": _wire(pb.RunManifest, lambda wire: codec.run_manifest_from_wire(wire).digest()),
+    "signed_run": _wire(pb.SignedRunManifest, codec.signed_run_from_wire),
+    "amendments": _wire(pb.Amendments, codec.amendments_from_wire),
+    "round_manifest": _wire(pb.RoundManifest, codec.round_manifest_from_wire),
+    "signed_round": _wire(pb.SignedRoundManifest, codec.signed_round_from_wire),
+    "promise": _wire(pb.JoinRequest, codec.promise_from_wire),
+    "proposal": _split(pb.ProposalHeader, partial(codec.proposal_from_wire, A)),
+    "consensus": _split(pb.ConsensusHeader, codec.consensus_from_wire),
+    "submission": _split(pb.SubmissionHeader, partial(codec.submission_from_wire, A)),
+    "survivors": _wire(pb.SurvivorSet, codec.survivors_from_wire),
+    "confirmation": _wire(pb.ConfirmSurvivorsRequest, partial(codec.confirmation_from_wire, A)),
+    "signatures": _wire(pb.ConfirmSurvivorsResponse, lambda wire: codec.signatures_from_wire(wire.signatures)),
+    "reveal": _wire(pb.RevealSharesRequest, partial(codec.reveal_from_wire, A)),
+    "abstention": _wire(pb.AbstainRequest, partial(codec.abstention_from_wire, A)),
+    "rollback": _wire(pb.SignedRollback, codec.rollback_from_wire),
+    "statement": _wire(pb.Statement, lambda wire: codec.statement_from_wire(wire, RUN, 1)),
+    "update": _split(pb.UpdateHeader, codec.update_from_wire),
+    "token": lambda data: Invitation.from_token(data.decode("latin-1")),
+    "token_body": _token,
+    "certificates": _certificates,
+    "request": public_key_of,
+    "revocations": _revocations,
+    "roster": _in_file("roster", load_pinned_roster),
+    "addresses": _in_file(FEDERATION_FILE, lambda path: FederationAddresses.load(path.parent)),
+    "change_log": _in_file("changes-1.log", read_log),
+    "change_record": _logged,
+    "journal": _in_file("journal.json", _journal),
+    "memory": _in_file("memory.safetensors", _memory),
+    "silo_model": _in_file("model.safetensors", lambda path: StateFolder(path.parent).model()),
+    "ledger": _in_file("a-r.json", _ledger),
+    "record_books": _in_file("records.json", lambda path: RecordBooks(path.parent, None).ledger()),
+    "audit": _in_file("audit.jsonl", _audit),
+    "model_file": _in_file("model.safetensors", _finite_model),
+    "flat_vector": _in_file("model.npy", lambda path: read_flat_vector(path, "model.npy")),
+    "idx": _in_file("images", read_idx),
+    "idx_gz": _in_file("images.gz", read_idx),
+    "cifar_batch": _in_file("batch", read_cifar_batch),
+    "run_toml": _in_file("run.toml", lambda path: load_settings(RunConfig, path, "FEDREP_RUN", {})),
+    "client_toml": _in_file("client.toml", lambda path: load_silo_settings(path, {})),
+    "server_toml": _in_file("server.toml", lambda path: load_settings(ServerSettings, path, "FEDREP_SERVER", {})),
 }
+TARGETS = {name: Target(decode) for name, decode in _DECODERS.items()}
