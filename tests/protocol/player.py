@@ -1,7 +1,7 @@
 """One silo's machine with everything around it played by hand: a disk that keeps what was saved, a wire that keeps what was said.
 
 `fuse` counts every moment at which a process can die: before each effect, and between two files of one save. `points` are the
-moments that differ: between two others nothing was written, said or heard, so a process that dies there leaves the same world behind.
+moments that differ: between two others nothing was written, said or heard, and a process that dies there leaves the same world.
 """
 
 from __future__ import annotations
