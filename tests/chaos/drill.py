@@ -145,7 +145,9 @@ class Drill:
         start = max(self.invariants.rounds, default=0)
 
         def whole() -> bool:
-            return sum(row.applied and row.proposed >= expected for n, row in self.invariants.rounds.items() if n > start) >= 2
+            """Not only proposed: all their values are in it."""
+            since_then = [row for number, row in self.invariants.rounds.items() if number > start and row.applied]
+            return sum(row.proposed >= expected and self.invariants.survivors_of(row) >= expected for row in since_then) >= 2
 
         await self._until(whole, f"no two rounds with all {expected} silos were applied after the last fault")
         self.recovery = time.monotonic() - since
@@ -247,6 +249,7 @@ def table(result: dict[str, Any]) -> list[str]:
     lines.append(
         f"submissions by fate: {result['submissions']}; counted in the model: {result['values_counted_once']}, each once"
     )
+    lines.append(f"opened in rounds that no server lived to commit, and so lost: {result['values_lost_with_unfinished_rounds']}")
     lines.append(f"updates computed again: {result['updates_recomputed']}; largest imbalance {result['largest_imbalance']:.2g}")
     lines += [f"note: {text}" for text in result["missing"]]
     lines += [f"PROBLEM: {text}" for text in result["problems"]] or ["every invariant held"]

@@ -3,7 +3,8 @@
 - Who holds version v of the model holds the server's, to the last bit.
 - Every applied update is the robust rule over the opened buffers, computed again from the trace, and every opened buffer is the
   mean of what its survivors wrote down that they sent.
-- What was sent, kept and given up adds up to the local updates; no training counts twice; what is taken back was not counted.
+- What was sent, kept and given up adds up to the local updates; no training counts twice; what is taken back was not counted, and
+  what a silo holds for opened in an applied round is in the model. Every honest silo had part in some round.
 - No silo reveals both secrets of another, sends two messages of one kind in a round, or the same masked values in two.
 - Ledgers, at silos and at the server, never go back. Nothing that was committed changes.
 - No process grows, and none is left behind.
@@ -29,6 +30,9 @@ SETTLED_AGE = 60.0  # seconds until a process has imported what it needs, on a b
 MEMORY, FILES, THREADS, TASKS = 1.15, 24, 16, 64  # at most so much more than when it had settled
 
 
+Contribution = tuple[str, int, int]  # silo, number of its training, version of the model that it trained
+
+
 @dataclass(frozen=True)
 class Committed:
     """A round as the database has it; `seen` is when this program saw it first, on the monotonic clock."""
@@ -51,6 +55,7 @@ class Invariants:
         self._own: list[str] = []
         self._spent: dict[str, float] = {}
         self.counted = 0
+        self.unfinished = 0  # opened, as holders have signed, in rounds that no server lived to commit: lost to the model
         self._readers = {name: TraceReader(stage.folder / "traces" / name) for name in (*stage.names, *SERVERS)}
 
     @property
@@ -85,7 +90,9 @@ class Invariants:
 
     def conclude(self, revoked: set[str]) -> None:
         """When everything has stopped, and all traces are read."""
-        self._compare_rounds()
+        counted = self._compare_rounds()
+        self._compare_fates(counted)
+        self._look_for_silence(counted, revoked)
         self._compare_models(revoked)
         self._compare_reveals()
         for book in self.silos.values():
@@ -93,14 +100,15 @@ class Invariants:
                 self._own.append(f"{book.name}: sent, kept and given up differ from the updates by {book.imbalance:.2g}")
         for member in self._stage.members.values():
             self._own += _growth(member)
-        counted = {**{name: book.tasks for name, book in self.silos.items()}, **self.server.tasks}
-        for name, tasks in counted.items():
+        running = {**{name: book.tasks for name, book in self.silos.items()}, **self.server.tasks}
+        for name, tasks in running.items():
             half = len(tasks) // 2  # a standby that comes to lead has more to do: growth goes on after that
             if half >= 15 and min(tasks[-5:]) > max(tasks[:half]) + TASKS:
                 self._own.append(f"{name}: its tasks grew from {max(tasks[:half])} to {min(tasks[-5:])}")
 
-    def _compare_rounds(self) -> None:
-        counted: dict[tuple[str, int, int], int] = {}
+    def _compare_rounds(self) -> dict[Contribution, int]:
+        """In which round each training counted."""
+        counted: dict[Contribution, int] = {}
         version = 0
         for number, row in sorted(self.rounds.items()):
             version += row.applied
@@ -131,6 +139,31 @@ class Invariants:
                 if np.abs(mean - opened.means[buffer]).max() > 1e-5 * scale + 1e-9:
                     self._own.append(f"round {number}: buffer {buffer} is not the mean of what its silos sent")
         self.counted = len(counted)
+        return counted
+
+    def _compare_fates(self, counted: dict[Contribution, int]) -> None:
+        """Whoever has proof that its values were opened never sends them again: they are in the model, or lost with the round.
+
+        A buffer with an attacker in it may be refused as a whole, for a sum that honest silos cannot have sent.
+        """
+        for name, book in self.silos.items():
+            for number, each in book.submitted.items():
+                if each.fate != "opened" or counted.get((name, each.training, each.version)) == number:
+                    continue
+                row = self.rounds.get(number)
+                if row is None or not row.applied:
+                    self.unfinished += 1
+                    continue
+                opened = self.server.opened.get((number, self.models.get(row.version, "")))
+                mates = opened.buffers[each.buffer] if opened is not None else []
+                if name not in mates or not any(mate in self._stage.attackers for mate in mates):
+                    self._own.append(f"{name}: what was opened in round {number} is not in the model")
+
+    def _look_for_silence(self, counted: dict[Contribution, int], revoked: set[str]) -> None:
+        heard = {name for name, _, _ in counted}
+        for name in self._stage.names:
+            if name not in heard and name not in revoked and name not in self._stage.attackers:
+                self._own.append(f"{name}: had no part in any applied round")
 
     def _compare_models(self, revoked: set[str]) -> None:
         for name, book in self.silos.items():
@@ -157,6 +190,11 @@ class Invariants:
             f"round {number}: both secrets of {dealer} were revealed" for (number, dealer), k in kinds.items() if len(k) > 1
         ]
 
+    def survivors_of(self, row: Committed) -> int:
+        """How many silos' values arrived, by the server's trace."""
+        opened = self.server.opened.get((row.round, self.models.get(row.version, "")))
+        return sum(map(len, opened.buffers)) if opened is not None else 0
+
     def fates(self) -> dict[str, int]:
         return dict(Counter(each.fate for book in self.silos.values() for each in book.submitted.values()))
 
@@ -169,6 +207,7 @@ class Invariants:
             "trainings": sum(book.trainings for book in self.silos.values()),
             "submissions": self.fates(),
             "values_counted_once": self.counted,
+            "values_lost_with_unfinished_rounds": self.unfinished,
             "largest_imbalance": max((book.imbalance for book in self.silos.values() if not book.attacks), default=0.0),
             "reveals": sum(len(book.reveals) for book in self.silos.values()),
         }

@@ -29,6 +29,7 @@ class Opened:
     indices: Vector
     means: dict[int, Vector]
     survivors: dict[int, list[str]]
+    buffers: list[list[str]]  # the survivors of all, opened or not
 
 
 @dataclass
@@ -62,7 +63,8 @@ class ServerBooks:
         if after.hex() != notes["hash"] or not np.array_equal(model_hash(arrays["after"]), bytes.fromhex(notes["hash"])):
             self.problems.append(f"round {number}: the model is not the one before minus the coded aggregate")
         self.recomputed += 1
-        self.opened[number, notes["hash"]] = Opened(number, notes["version"], notes["hash"], arrays["indices"], means, survivors)
+        told = (number, notes["version"], notes["hash"], arrays["indices"], means, survivors, notes["survivors"])
+        self.opened[number, notes["hash"]] = Opened(*told)
 
     def _rule(self, means: dict[int, Vector], survivors: dict[int, list[str]]) -> Vector:
         order = sorted(means)

@@ -7,71 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedrep.coding import encode_coordinates
-from fedrep.protocol.model_state import ServerModel
 from tests.chaos.server_books import ServerBooks
-from tests.chaos.silo_books import SiloBooks
-from tests.chaos.trace import Frame
-
-D = 8
-I = np.array([1, 4, 6])  # noqa: E741 - the paper's name for the coordinates of a round
-RANGE = 1.0
-
-
-class Silo:
-    """Writes the frames that an honest silo would write, unless a test has it err."""
-
-    def __init__(self) -> None:
-        self.books = SiloBooks("silo-0", attacks=False)
-        self.rng = np.random.default_rng(3)
-        self.residual = np.zeros(D, np.float32)
-        self.given_up = 0
-        self.training = 0
-        self.read("loaded", self.memory())
-
-    def memory(self, **pending: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        notes = {"given_up": self.given_up, "clipped": 0.0}
-        arrays = {"residual": self.residual.copy()}
-        if pending:
-            notes |= {name: pending[name] for name in ("round", "training", "version", "range", "buffer")}
-            arrays |= {name: pending[name] for name in ("g", "indices", "sent", "before")}
-        return notes, arrays
-
-    def read(self, kind: str, told: tuple[dict[str, Any], dict[str, Any]] | None = None) -> None:
-        self.books.read(Frame(kind, *(told or ({}, {}))))
-
-    def save(self, **pending: Any) -> None:
-        self.read("intended", self.memory(**pending))
-        self.read("saved")
-
-    def train(self) -> np.ndarray[Any, Any]:
-        self.training += 1
-        update = self.rng.normal(scale=0.8, size=D).astype(np.float32)
-        g = self.residual + update
-        notes = {"training": self.training, "version": self.training}
-        self.read("trained", (notes, {"update": update, "residual": self.residual, "g": g}))
-        return g
-
-    def submit(self, number: int, g: np.ndarray[Any, Any], training: int | None = None) -> dict[str, Any]:
-        sent = np.round(np.clip(g[I], -RANGE, RANGE), 2).astype(np.float32)
-        place = {"round": number, "training": training or self.training, "version": training or self.training}
-        pending = {**place, "range": RANGE, "buffer": 0, "g": g, "indices": I, "sent": sent, "before": self.residual[I].copy()}
-        self.residual = self.residual.copy()
-        self.residual[I] = 0
-        self.save(**pending)
-        return pending
-
-    def settle(self, pending: dict[str, Any], fate: str) -> None:
-        after = self.residual.copy()
-        if fate == "opened":
-            after = pending["g"].copy()
-            after[I] = np.clip(pending["g"][I], -RANGE, RANGE) - pending["sent"]
-        elif fate == "closed":
-            after[I] = pending["before"]
-        else:
-            self.given_up += 1
-        self.residual = after
-        self.save()
+from tests.chaos.written_traces import RANGE, I, Silo, a_closed_round
 
 
 def test_books_in_order_add_up_whatever_becomes_of_the_values() -> None:
@@ -156,19 +93,6 @@ def test_a_second_reveal_of_another_secret_and_a_ledger_that_goes_back_are_found
     assert "the ledger went back" in silo.books.problems[1]
 
 
-def a_closed_round(**changes: Any) -> Frame:
-    """As a server writes it down: three buffers, their median, the model before and after."""
-    rng = np.random.default_rng(5)
-    means = {f"mean_{number}": rng.normal(size=I.size).astype(np.float32) for number in range(3)}
-    before = ServerModel.initial(rng.normal(size=D).astype(np.float32))
-    aggregate = np.median(np.stack(list(means.values())), axis=0).astype(np.float32)
-    after, _ = before.apply(I, encode_coordinates(I, D), aggregate, 16)
-    notes = {"round": 4, "outcome": "applied", "survivors": [["a", "b"], ["c", "d"], ["e", "f"]], "opened": (0, 1, 2)}
-    notes |= {"version": 1, "hash": after.state.hash.hex()}
-    arrays = {**means, "aggregate": aggregate, "indices": I, "model": before.state.vector, "residual": before.residual}
-    return Frame("closed", notes, {**arrays, "after": after.state.vector, **changes})
-
-
 def test_an_update_that_is_the_rule_over_the_opened_buffers_passes() -> None:
     books = ServerBooks("median", byzantine=1)
     books.read("server-a", a_closed_round())
@@ -187,3 +111,58 @@ def test_another_aggregate_another_buffer_and_another_model_are_found() -> None:
         books = ServerBooks("median", byzantine=1)
         books.read("server-a", a_closed_round(**{name: honest.arrays[name] + np.float32(0.5)}))
         assert any(problem in text for text in books.problems), (name, books.problems)
+
+
+def test_buffers_that_were_combined_and_not_said_to_be_opened_are_found() -> None:
+    frame = a_closed_round()
+    frame.notes["opened"] = (0, 1)
+    books = ServerBooks("median", byzantine=1)
+    books.read("server-a", frame)
+    assert books.problems == ["round 4: buffers [0, 1, 2] were combined, (0, 1) are said to be opened"]
+
+
+def test_an_update_left_out_of_g_is_found() -> None:
+    silo = Silo()
+    update = np.ones(8, np.float32)
+    silo.read("trained", ({"training": 1, "version": 1}, {"update": update, "residual": silo.residual, "g": update * 0}))
+    assert silo.books.problems == ["silo-0: training 1: g is not residual plus update"]
+
+
+def test_values_of_another_training_than_the_one_that_is_named_are_found() -> None:
+    silo = Silo()
+    silo.submit(1, silo.train() + np.float32(0.5))
+    assert silo.books.problems == ["silo-0: round 1: g is not that of training 1"]
+
+
+def test_a_round_submitted_again_or_before_the_fate_of_the_last_is_known_is_found() -> None:
+    silo = Silo()
+    pending = silo.submit(1, silo.train())
+    silo.submit(2, silo.train())
+    assert silo.books.problems == ["silo-0: round 2 was submitted while the fate of round 1 was open"]
+    silo = Silo()
+    pending = silo.submit(1, silo.train())
+    silo.settle(pending, "closed")
+    silo.submit(1, silo.train())
+    assert silo.books.problems == ["silo-0: round 1 was submitted twice"]
+
+
+def test_a_residual_that_keeps_what_it_sends_is_found() -> None:
+    silo = Silo()
+    silo.settle(silo.submit(1, silo.train()), "opened")
+    g, before = silo.train(), silo.residual.copy()
+    assert before[I].any()
+    sent = np.round(np.clip(g[I], -RANGE, RANGE), 2).astype(np.float32)
+    place = {"round": 2, "training": 2, "version": 2, "range": RANGE, "buffer": 0}
+    silo.save(**place, g=g, indices=I, sent=sent, before=before[I])
+    assert silo.books.problems == ["silo-0: round 2: what was kept aside is not the residual on I"]
+
+
+def test_two_models_of_a_version_and_two_shares_of_a_dealer_are_found() -> None:
+    silo = Silo()
+    for digest in ("a", "b"):
+        silo.read("model", ({"version": 3, "hash": digest}, {}))
+    silo.read("sent", ({"what": "reveal", "round": 1, "shares": [("silo-1", "seed", "x"), ("silo-1", "key", "y")]}, {}))
+    assert silo.books.problems == [
+        "silo-0: held two models of version 3",
+        "silo-0: round 1: more than one share of a dealer was revealed",
+    ]
