@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-stress check bench bench-peers paper format clean test-browser pictures test-images chart policies fuzz load soak chaos proto web wheelhouse browser release crds foreign-clients locks base image-tools promtool
+.PHONY: help setup demo test test-stress check bench bench-peers paper format clean test-browser pictures test-images chart policies fuzz load soak chaos proto web wheelhouse browser release crds foreign-clients locks base image-tools registry promtool
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | awk -F'\t' '{printf "  %-14s %s\n", $$1, $$2}'
@@ -92,7 +92,7 @@ test-browser: setup browser ## The full browser suite
 pictures: setup browser ## Play the demo and take the documents' pictures of the dashboard anew
 	$(BIN)/python -m docs.tools.dashboard_picture
 
-test-images: setup image-tools ## Build the container images, start them, and play a federation from them (root; Debian's buildah and mmdebstrap)
+test-images: setup image-tools registry ## Build the container images, start them, and play a federation from them (root; Debian's buildah and mmdebstrap)
 	FEDREP_TEST_IMAGES=1 $(BIN)/python -m pytest -s tests/images
 
 image-tools:
@@ -101,6 +101,14 @@ image-tools:
 	  apt-get update -qq >/dev/null 2>&1; apt-get install -y -qq --no-install-recommends buildah mmdebstrap >/dev/null 2>&1; }; } || true
 	@command -v buildah >/dev/null 2>&1 && command -v mmdebstrap >/dev/null 2>&1 || { \
 	  echo "Images are built by buildah on a base of mmdebstrap. Install both (Debian: apt-get install buildah mmdebstrap), and run this as root."; exit 1; }
+
+# Taken out of Debian's package, which would start a registry on every address where it is installed.
+registry: $(STAMPS)/installed
+	@test -x $(BIN)/docker-registry || { command -v apt-get >/dev/null 2>&1 && command -v dpkg-deb >/dev/null 2>&1 && { \
+	  echo "fetching Debian's docker-registry, to which the images are pushed on this machine"; folder=$$(mktemp -d); \
+	  { [ "$$(id -u)" != 0 ] || apt-get update -qq; cd $$folder && apt-get download -qq docker-registry && dpkg-deb -x docker-registry_*.deb . \
+	    && cp usr/bin/docker-registry $(CURDIR)/$(BIN)/docker-registry; } >/dev/null 2>&1; rm -rf $$folder; }; } || true
+	@test -x $(BIN)/docker-registry || echo "docker-registry is missing, so nothing is pushed and pulled."
 
 locks: $(STAMPS)/installed ## Lock the images' packages by version and hash (CHECK=1: only ask the index whether they hold)
 	@test -x .bench/uv/bin/uv || { $(PYTHON) -m venv .bench/uv && PIP_CONSTRAINT= .bench/uv/bin/pip --disable-pip-version-check install --quiet uv==0.13.7; }

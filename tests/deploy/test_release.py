@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import re
 import subprocess
@@ -18,6 +17,7 @@ import pytest
 import yaml
 
 from tests.deploy.chart import REPOSITORY
+from tests.deploy.release_script import release_script
 
 LISTED = ("server", "dashboard", "client-cpu", "client-cuda")
 WORKFLOW = REPOSITORY / ".github" / "workflows" / "release.yml"
@@ -25,13 +25,7 @@ WORKFLOW = REPOSITORY / ".github" / "workflows" / "release.yml"
 
 @pytest.fixture(scope="module")
 def release() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("release", REPOSITORY / "deploy" / "release.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["release"] = module  # dataclasses look themselves up there
-    spec.loader.exec_module(module)
-    return module
+    return release_script()
 
 
 class Tools:

@@ -18,9 +18,11 @@ import pytest
 
 from fedrep_identity.authority import CertificateAuthority, issue_credentials
 from fedrep_identity.certificates import Identity, Role
-from tests.deploy.chart import Manifest, one, render
+from tests.deploy.chart import HELM, Manifest, one, pods, render
+from tests.deploy.release_script import release_script
 from tests.images.compose import Federation, make_database, playing
 from tests.images.containers import BASE, Builder, Container, end, own_network, why_not
+from tests.images.registry import PROGRAM, layers, push, serving
 
 reason = why_not()
 pytestmark = [pytest.mark.skipif(reason is not None, reason=reason or ""), pytest.mark.timeout(7200)]
@@ -257,3 +259,35 @@ def test_the_contents_of_an_image_can_be_had_without_it(builder: Builder) -> Non
     names = {component["name"] for component in listed["components"]}
     assert {"fedrep", "fastapi"} <= names
     assert "torch" not in names
+
+
+@pytest.mark.skipif(PROGRAM is None, reason="Debian's docker-registry is missing; make test-images fetches it.")
+def test_a_chart_that_is_pulled_names_images_that_can_be_pulled(
+    builder: Builder, server: str, dashboard: str, tmp_path: Path
+) -> None:
+    """Pushed by the release's own steps; what signs is noted, since there is nobody to sign for."""
+    signed: list[str] = []
+
+    def run(*command: str | Path) -> str:
+        words = [str(word) for word in command]
+        if words[0] == "cosign":
+            signed.append(words[-1])
+            return ""
+        return str(script.shell(*words, *(["--plain-http"] if words[1] == "push" else [])))
+
+    script = release_script()
+    with serving(tmp_path) as address:
+        made = script.Release("0.1.0", f"{address}/fedrep", False, tmp_path / "dist", run)
+        made.out.mkdir()
+        for part, tag in (("server", server), ("dashboard", dashboard)):
+            made.digests[part] = push(builder, tag, f"{made.registry}/{part}:0.1.0")
+        script.chart(made)
+        assert len(signed) == 1
+        assert signed[0].startswith(f"{made.registry}/charts/fedrep@sha256:")
+        place = ["--plain-http", "--version", "0.1.0", "--destination", str(tmp_path)]
+        subprocess.run([HELM, "pull", f"oci://{made.registry}/charts/fedrep", *place], check=True, timeout=120)
+        manifests = render({}, chart=tmp_path / "fedrep-0.1.0.tgz")
+        named = {item["image"] for pod in pods(manifests) for item in pod["spec"]["containers"]}
+        assert named == {f"{made.registry}/{part}@{made.digests[part]}" for part in ("server", "dashboard")}
+        first, second = (layers(builder, image) for image in sorted(named))
+    assert len(set(first) & set(second)) >= 3, "the base, what is done to it, and FedREP itself are pulled once"
