@@ -92,7 +92,9 @@ class Run(Shape):
     metrics: dict[str, float] = Field(default_factory=dict, description="The evaluator's latest further figures by name.")
     bytes_up: int
     bytes_down: int
-    epsilon_total: float | None = Field(description="Largest epsilon any silo spent; null when there is no guarantee.")
+    epsilon_total: float | None = Field(
+        description="Largest epsilon any silo spent, in all runs over its data; null when there is no guarantee."
+    )
     epsilon_budget: float | None
     records: RecordTotals = RecordTotals()
     silos_present: int
@@ -237,7 +239,7 @@ class RoundRow(Shape):
     paper_total: float
     epsilon: float | None
     epsilon_theorem2: float | None
-    epsilon_sum: float | None = Field(description="For a silo that proposed in every round.")
+    epsilon_sum: float | None = Field(description="For a silo that proposed in every round of this run, which alone is counted.")
     epsilon_theorem2_sum: float | None
     clip_range: float
     clip_rate: float | None

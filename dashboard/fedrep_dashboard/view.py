@@ -142,9 +142,7 @@ def epsilon_of(run: schema.Run, rows_last: schema.RoundRow | None, option_budget
     budgets = [b for b in (run.epsilon_budget, option_budget) if b]
     budget = min(budgets) if budgets else None
     per_round = rows_last.epsilon if rows_last else None
-    total = run.epsilon_total
-    if total is None and rows_last is not None:
-        total = rows_last.epsilon_sum
+    total = run.epsilon_total  # absent where a proposal had no guarantee: no sum of the others may stand in for it
     ends = None
     if budget is not None and per_round and total is not None:
         ends = run.round + max(0, int((budget - total) / per_round + 1e-9))

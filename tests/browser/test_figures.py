@@ -102,7 +102,7 @@ def test_the_runs_tiles_are_the_stores_figures(page: Page, site: Site) -> None:
         "Time in rounds": [span(ended - run.rounds[0].started_at), f"{round(3600 * rate):,} rounds an hour, {span(left)} left"],
         "Silos": ["10 of 10", there],
         "Traffic, up and down": [sized(s.bytes_up + s.bytes_down), f"in rounds {sized(traffic.sent)}, {traffic.sentence}"],
-        "Epsilon": [epsilon(s.epsilon_total), f"of {epsilon(s.epsilon_budget)}"],
+        "Epsilon": [epsilon(s.epsilon_total), f"most of any silo, in all its runs; budget {epsilon(s.epsilon_budget)}"],
         "Record epsilon": [epsilon(s.records.epsilon), f"most of {s.records.reporting}, none at {s.records.without}"],
     }
     assert traffic.sent == sum(i.bytes_up + i.bytes_down for i in run.rounds)

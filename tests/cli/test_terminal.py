@@ -325,7 +325,7 @@ def test_a_watched_round_tells_both_epsilons_of_now_and_asks_once_for_each() -> 
     assert told == [{}, {}, {"epsilon_total": 1.5, "record_epsilon": 0.25}], "totals of now say nothing of rounds before"
     assert costs.of(pb.Event(kind="joined", round=3)) == {}
     assert asked == ["GetRun"] * 2, "the first round of the past, and the one of now"
-    assert costs_text(told[2]) == "; epsilon so far 1.500, 0.250 of a training record"
+    assert costs_text(told[2]) == "; epsilon so far 1.500 (most of any silo, in all its runs), 0.250 of a training record"
     now.records.without = 1
     now.ClearField("epsilon_total")
     assert figures(now) == {"epsilon_total": "none", "record_epsilon": "none"}

@@ -10,7 +10,7 @@ import pytest
 from fedrep.protocol.messages import Phase
 from fedrep_server.operations.run_metrics import RunCollector
 from fedrep_server.rounds.standstill import STILL_SECONDS, _stands_still, waiting_of
-from tests.harness.live_server import SILOS, LiveServer, stage
+from tests.harness.live_server import PHASES, SILOS, LiveServer, stage
 
 
 @pytest.mark.parametrize(
@@ -58,3 +58,21 @@ def test_a_run_below_its_quorum_stands_still_and_names_who_is_missing(server: Li
     assert (waiting.what, waiting.present, waiting.standing_still) == ("quorum", 1, True)
     assert [silo.name for silo in waiting.silos] == list(SILOS[1:])
     assert gauge(server, "fedrep_run_standing_still", run_name) == 1
+
+
+def test_bytes_of_silos_that_wait_for_a_quorum_are_the_runs_and_no_rounds(
+    server: LiveServer, run_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.create_run(run_name)
+    driver, early = server.driver(run_name), server.silo(SILOS[0])
+    for _ in range(50):
+        early.join(run_name)
+    asked = 50 * early.join_request(run_name).ByteSize()
+    monkeypatch.setattr(server, "create_run", lambda *_words, **_options: None)  # there it is
+    stage(server, run_name, PHASES[-1])
+    store = server.running.coordinator.store
+    row, figures = store.rounds(run_name, 0, 10)[0].row, store.summary(run_name)
+    assert figures.bytes_up - row.bytes_up >= asked > 0
+    sent = {silo.silo: silo.bytes_up for silo in row.silos}
+    assert abs(sent[SILOS[0]] - sent[SILOS[1]]) < asked / 2, "who waited longer has not sent more in the round"
+    assert driver.idle_traffic.take() == {}, "all of it was kept with the round"

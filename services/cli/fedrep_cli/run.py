@@ -436,7 +436,9 @@ def _run_table(run: Any) -> Any:
     figures = ", ".join(f"{name} {value:.4f}" for name, value in run["summary"].get("metrics", {}).items())
     now = [Text(f"Now: {run['waiting_for']}.")] if run.get("waiting_for") else []
     lines = [*([f"Latest figures of the evaluator: {figures}"] if figures else []), f"Kept models: {kept}"]
-    covers = Text(f"epsilon covers {COVERS}.\nrecord epsilon, as each silo says, covers {RECORD_COVERS}.")
+    covers = Text(
+        f"epsilon, in all runs over a silo's data, covers {COVERS}.\nrecord epsilon, as each silo says, covers {RECORD_COVERS}."
+    )
     return Group(
         _runs_table({"runs": [run["summary"]]}), "", silos, *problems, "", *now, covers, *lines, *map(Text, reckoned_lines(run))
     )

@@ -10,6 +10,7 @@ from fedrep.wire.v1 import observer_pb2 as pb
 from fedrep_runtime.observer_client import ObserverClient
 
 APPLIED = "round_applied"
+WHOSE = "most of any silo, in all its runs"
 
 
 class Costs:
@@ -44,7 +45,7 @@ def costs_text(event: Mapping[str, Any]) -> str:
     if "epsilon_total" not in event:
         return ""
     record = f", {_text(event['record_epsilon'])} of a training record" if "record_epsilon" in event else ""
-    return f"; epsilon so far {_text(event['epsilon_total'])}{record}"
+    return f"; epsilon so far {_text(event['epsilon_total'])} ({WHOSE}){record}"
 
 
 def _text(epsilon: float | str) -> str:

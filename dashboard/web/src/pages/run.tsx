@@ -57,7 +57,7 @@ function Figures({ detail, rows }: { detail: RunDetail; rows: Row[] }) {
   const { run, epsilon: cost, pace, traffic } = detail;
   const last = rows.at(-1);
   const open = run.state === "running" && detail.open_round > 0;
-  const total = run.epsilon_total ?? cost.total;
+  const total = cost.total;
   const rate = pace.rounds_per_hour;
   return (
     <Stats>
@@ -95,7 +95,7 @@ function Figures({ detail, rows }: { detail: RunDetail; rows: Row[] }) {
       <Stat
         label="Epsilon"
         value={rows.length ? epsilon(total) : "–"}
-        sub={cost.budget != null ? `of ${epsilon(cost.budget)}` : total == null && rows.length ? "no guarantee" : "no budget"}
+        sub={total == null && rows.length ? "no guarantee" : `most of any silo, in all its runs; ${cost.budget != null ? `budget ${epsilon(cost.budget)}` : "no budget"}`}
       />
       <Stat
         label="Record epsilon"
@@ -203,7 +203,8 @@ function Charts({ rows, detail, charts, name, across }: ChartsProps) {
         marks={cost.budget != null ? [{ at: cost.budget, label: `budget ${epsilon(cost.budget)}` }] : []}
         note={
           <>
-            For a silo that proposed in every round.{" "}
+            For a silo that proposed in every round of this run, which alone is counted here.{" "}
+            {cost.total != null && `The most of any silo, in all its runs: ${epsilon(cost.total)}. `}
             {cost.budget != null && cost.total != null && (
               <b>
                 {cost.total >= cost.budget

@@ -9,6 +9,8 @@ from typing import Protocol
 from fedrep_server.calls.permissions import FEDERATION
 from fedrep_server.rounds.coordinator import Coordinator
 
+WAITING = (f"{FEDERATION}Join", f"{FEDERATION}Attend")  # asked again and again while too few silos are there for a round
+
 
 @dataclass(frozen=True, slots=True)
 class FinishedCall:
@@ -39,4 +41,4 @@ class CallMeter:
         for listener in self._listeners:
             listener.called(call)
         if call.method.startswith(FEDERATION):
-            self._coordinator.count_traffic(call.run, call.caller, call.up, call.down)
+            self._coordinator.count_traffic(call.run, call.caller, call.up, call.down, call.method in WAITING)

@@ -162,10 +162,11 @@ class Coordinator:
     async def shut_down(self) -> None:
         await asyncio.gather(*(driver.shut_down(self.settings.grace_seconds) for driver in self.drivers))
 
-    def count_traffic(self, run: str, silo: str, up: int, down: int) -> None:
+    def count_traffic(self, run: str, silo: str, up: int, down: int, waiting: bool = False) -> None:
+        """`waiting`: the call does nothing but wait. While no round is open it belongs to none, only to the run."""
         driver = self._drivers.get(run)
         if driver is not None:
-            driver.traffic.add(silo, up, down)
+            (driver.idle_traffic if waiting and driver.machine.open is None else driver.traffic).add(silo, up, down)
 
     def run_named(self, name: str, may_know: Callable[[RunDriver], bool] = lambda _: True) -> RunDriver:
         """`may_know`: of which runs whoever asks may hear the names when this one is not there."""

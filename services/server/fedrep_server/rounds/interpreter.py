@@ -53,7 +53,7 @@ from fedrep_server.config import ServerSettings
 from fedrep_server.rounds.presence_notes import PresenceNotes
 from fedrep_server.rounds.records import RunRecords
 from fedrep_server.rounds.round_row import Clock, round_row
-from fedrep_server.rounds.traffic import TrafficCounter
+from fedrep_server.rounds.traffic import TrafficCounter, together
 from fedrep_server.rounds.waiting import Bell, carried_through
 from fedrep_server.store import RoundRow
 
@@ -91,6 +91,7 @@ class Interpreter:
         self.machine = machine
         self.records = records
         self.traffic = TrafficCounter()
+        self.idle_traffic = TrafficCounter()  # of silos that waited while there was no round
         self.last_activity = time.time()
         self.bell = Bell()
         self.lock = asyncio.Lock()
@@ -222,12 +223,12 @@ class Interpreter:
         """A database that is away is waited for: nobody hears of what is not on disk."""
         self._disarm()
         marks = (*self._marks, time.time())
-        traffic = self.traffic.take()
+        traffic, idle = self.traffic.take(), self.idle_traffic.take()
         row = await asyncio.to_thread(round_row, save.closed, Clock(marks[0], marks), traffic)
         pause = 0.5
         while True:
             try:
-                await asyncio.to_thread(self.records.commit, save, row, traffic)
+                await asyncio.to_thread(self.records.commit, save, row, together(traffic, idle))
                 break
             except FedrepError as error:
                 log.error("round_not_committed", run=self._name, round=row.round, problem=str(error))

@@ -119,6 +119,10 @@ class RunDriver:
         return self._interpreter.traffic
 
     @property
+    def idle_traffic(self) -> TrafficCounter:
+        return self._interpreter.idle_traffic
+
+    @property
     def last_activity(self) -> float:
         """When a round ended, or the server started, or the first silo came: before that nothing could have happened."""
         if self.state is RunState.WAITING and not self.present:

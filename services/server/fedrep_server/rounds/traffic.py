@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Mapping
 
 from fedrep_server.store.rows import Traffic
 
@@ -27,3 +28,9 @@ class TrafficCounter:
             up, self._up = self._up, Counter()
             down, self._down = self._down, Counter()
         return {name: Traffic(up[name], down[name]) for name in up.keys() | down.keys()}
+
+
+def together(first: Mapping[str, Traffic], second: Mapping[str, Traffic]) -> dict[str, Traffic]:
+    none = Traffic()
+    sums = {name: (first.get(name, none), second.get(name, none)) for name in first.keys() | second.keys()}
+    return {name: Traffic(one.up + other.up, one.down + other.down) for name, (one, other) in sums.items()}
