@@ -673,10 +673,14 @@ class SiloMachine:
         own = (self._own.name, confirmed.message.signature)
         self.part.step = revealed
         self.part.agreed = Evidence(confirmed.survivors, (*confirmations.signatures, own))
-        effects: Effects = [self._save(journal=self.state.journal.revealing(self._manifest.round))]
-        pending = self.state.memory.pending
-        if pending is not None and opens(pending.place, confirmed.survivors):
-            effects += self._decide_fate(Fate.OPENED)  # t holders signed this very U: whatever the server says from here on
+        memory, settled = self.state.memory, self.state.memory.pending
+        if settled is None or not opens(settled.place, confirmed.survivors):
+            settled = None
+        else:  # t holders signed this very U: whatever the server says from here on
+            memory = memory.settle(Fate.OPENED)
+        effects: Effects = [self._save(journal=self.state.journal.revealing(self._manifest.round), memory=memory)]
+        if settled is not None:
+            effects.append(Report(Settled(settled.place.round, Fate.OPENED)))
         effects += self._say(Phase.REVEALING, self._saved, revealed.message)
         return [*effects, *self._ask(Phase.REVEALING, self._question_about_end())]
 

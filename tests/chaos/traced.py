@@ -47,7 +47,9 @@ def watch_silo(trace: TraceFile) -> None:
         notes, arrays = memory_arrays(memory)
         trace.note(kind, notes, **arrays)
 
-    load, save_memory, save_model = StateFolder.load, StateFolder.save_memory, StateFolder.save_model
+    load, write = StateFolder.load, StateFolder.write
+    save_memory, save_model = StateFolder.save_memory, StateFolder.save_model
+    written: list[tuple[str, dict[str, Any]]] = []  # to be said once the write that it is part of is over
     contribution, write_ledger = ErrorMemory.contribution, LedgerFolder.write
     send = Connection.send
 
@@ -61,11 +63,18 @@ def watch_silo(trace: TraceFile) -> None:
     def traced_save_memory(self: StateFolder, memory: ErrorMemory, trainer: Any, before: Any = None) -> None:
         note_memory("intended", memory)
         save_memory(self, memory, trainer, before)
-        trace.note("saved")
+        written.append(("saved", {}))
 
     def traced_save_model(self: StateFolder, model: Any, before: Any = None) -> None:
         save_model(self, model, before)
-        trace.note("model", {"version": model.version, "hash": model.hash.hex()})
+        written.append(("model", {"version": model.version, "hash": model.hash.hex()}))
+
+    def traced_write(self: StateFolder, save: Any) -> Any:
+        written.clear()
+        receipt = write(self, save)
+        for kind, notes in written:
+            trace.note(kind, notes)
+        return receipt
 
     def traced_contribution(self: ErrorMemory, training: int, version: int, update: Any, *more: Any) -> Any:
         made = contribution(self, training, version, update, *more)
@@ -92,6 +101,7 @@ def watch_silo(trace: TraceFile) -> None:
         return await send(self, message, written)
 
     StateFolder.load = traced_load  # type: ignore[method-assign]
+    StateFolder.write = traced_write  # type: ignore[method-assign]
     StateFolder.save_memory = traced_save_memory  # type: ignore[method-assign]
     StateFolder.save_model = traced_save_model  # type: ignore[method-assign]
     ErrorMemory.contribution = traced_contribution  # type: ignore[method-assign,assignment]

@@ -21,6 +21,7 @@ import numpy as np
 
 from fedrep.protocol.error_memory import ErrorMemory
 from fedrep.protocol.model_state import ModelState
+from fedrep.protocol.silo_effects import Save
 from fedrep.protocol.silo_state import Journal, SiloState, TrainerState
 from fedrep_identity.certificates import Credentials
 from fedrep_runtime.logging import configure_logging
@@ -28,7 +29,7 @@ from fedrep_runtime.settings import load_settings
 from fedrep_silo.config import SiloSettings
 from fedrep_silo.connection import Connection, connect
 from fedrep_silo.daemon import SiloDaemon
-from fedrep_silo.state import StateFolder
+from fedrep_silo.state import StateFolder, Written
 from tests.harness.federation import StubTrainer
 
 
@@ -69,21 +70,30 @@ class RecordingFolder(StateFolder):
         self._fate = fate
         records.mkdir(parents=True, exist_ok=True)
 
+    def write(self, save: Save) -> Written:
+        self._now: list[str] = []
+        written = super().write(save)
+        if "save_memory" in self._now:
+            self.record(save.state.memory)
+        for name in self._now:  # a write is one record: its parts are on the disk together
+            self._fate.reached("after", name)
+        return written
+
     def save_journal(self, journal: Journal) -> None:
-        self._fate.reached("before", "save_journal")
+        self._begin("save_journal")
         super().save_journal(journal)
-        self._fate.reached("after", "save_journal")
 
     def save_memory(self, memory: ErrorMemory, trainer: TrainerState, before: SiloState | None = None) -> None:
-        self._fate.reached("before", "save_memory")
+        self._begin("save_memory")
         super().save_memory(memory, trainer, before)
-        self.record(memory)
-        self._fate.reached("after", "save_memory")
 
     def save_model(self, model: ModelState, before: SiloState | None = None) -> None:
-        self._fate.reached("before", "save_model")
+        self._begin("save_model")
         super().save_model(model, before)
-        self._fate.reached("after", "save_model")
+
+    def _begin(self, name: str) -> None:
+        self._fate.reached("before", name)
+        self._now.append(name)
 
     def record(self, memory: ErrorMemory) -> None:
         """u and every pending vector, the latter as whole vectors, so that tests need only add."""

@@ -1,4 +1,4 @@
-"""A file that only grows: one record for each small change, durable when `append` returns.
+"""A file that only grows: one record for each small change, durable when `append` returns, unless that can wait.
 
 A record is a header (mark, length, checksums) and a safetensors document. What a crash cut short was never acknowledged, so a
 reader leaves it out; damage anywhere else is an error, for records say what this silo has spoken and revealed.
@@ -62,14 +62,16 @@ class ChangeLog:
         os.ftruncate(descriptor, size)
         return cls(path, descriptor, count, size)
 
-    def append(self, record: Record) -> None:
+    def append(self, record: Record, *, durably: bool = True) -> None:
+        """Not `durably`, it stays if this process ends, and is safe from a power cut with the next record that is."""
         payload = save(dict(record.arrays), {"fedrep": json.dumps(record.notes)})
         head = _HEAD.pack(MARK, len(payload), zlib.crc32(payload))
         data = head + _SUM.pack(zlib.crc32(head)) + payload
         try:
             if os.pwrite(self._descriptor, data, self.size) != len(data):
                 raise OSError(errno.ENOSPC, "took only a part of a record", str(self.path))
-            os.fdatasync(self._descriptor)
+            if durably:
+                os.fdatasync(self._descriptor)
         except OSError:
             os.ftruncate(self._descriptor, self.size)  # half a record must not lie before the next one
             raise

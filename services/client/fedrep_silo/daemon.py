@@ -153,6 +153,8 @@ class SiloDaemon:
 
     async def _carry_out(self, effect: Effect) -> None:
         match effect:
+            case Save() if self.folder.is_short(effect):
+                self.folder.write(effect)
             case Save():
                 await asyncio.to_thread(self.folder.write, effect)
             case Send(message, needs):

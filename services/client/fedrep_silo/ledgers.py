@@ -1,8 +1,14 @@
-"""What proposals from one data set have cost, a file for each run: outside the runs' own folders, and never purged."""
+"""What proposals from one data set have cost, a file for each run: outside the runs' own folders, and never purged.
+
+A line for each charge, of which the last whole one counts: one that a crash cut short was not acknowledged, so nothing left that
+it would have paid for. A long file, or one that this process did not begin, is written anew in one go.
+"""
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 from fedrep.errors import InvalidInputError, SettingsError
@@ -11,12 +17,16 @@ from fedrep_runtime.files import write_atomically
 from fedrep_runtime.json_text import parsed
 
 
+LONGEST_FILE = 2**14  # bytes: read whole at every question
+
+
 class LedgerFolder:
     """Written before the proposal it pays for leaves; read anew at every question, for another run may have gone on."""
 
     def __init__(self, folder: Path, silo: str) -> None:
         self._folder = folder
         self._silo = silo
+        self._sizes: dict[str, int] = {}  # of the files that this process wrote, whole lines all of them
 
     def of(self, run: str) -> Ledger:
         path = self._path(run)
@@ -28,8 +38,27 @@ class LedgerFolder:
         return sum_of(0.0, *(ledger.total for ledger in map(_read, others) if ledger.rounds))
 
     def write(self, run: str, ledger: Ledger) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(self._path(run), json.dumps(ledger.to_dict()).encode())
+        line = json.dumps(ledger.to_dict()).encode() + b"\n"
+        size = self._sizes.pop(run, LONGEST_FILE)
+        if size + len(line) > LONGEST_FILE:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(self._path(run), line)
+            size = 0
+        else:
+            self._add(self._path(run), line)
+        self._sizes[run] = size + len(line)
+
+    def _add(self, path: Path, line: bytes) -> None:
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        except FileNotFoundError:  # somebody took it away, which this process never does
+            return write_atomically(path, line)
+        try:
+            if os.write(descriptor, line) != len(line):
+                raise OSError(errno.ENOSPC, "took only a part of a charge", str(path))
+            os.fdatasync(descriptor)
+        finally:
+            os.close(descriptor)
 
     def _path(self, run: str) -> Path:
         return self._folder / f"{self._silo}-{run[:32]}.json"
@@ -37,7 +66,8 @@ class LedgerFolder:
 
 def _read(path: Path) -> Ledger:
     try:
-        return Ledger.from_dict(parsed(path.read_bytes()))
+        lines = path.read_bytes().split(b"\n")
+        return Ledger.from_dict(parsed(lines[-2] if len(lines) > 1 else lines[0]))
     except (OSError, ValueError, InvalidInputError) as error:
         raise SettingsError(
             f"{path} cannot be read ({error}). It holds what proposals from this data set have cost: restore it from a backup; "

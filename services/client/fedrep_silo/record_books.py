@@ -49,6 +49,8 @@ class RecordBooks:
         self._path = folder / "records.json"
         self._turns = folder / ".records.lock"
         self._settings = settings
+        self._read: tuple[tuple[int, int, int], RecordLedger] | None = None
+        self._told: tuple[RecordLedger, Standing] | None = None
 
     @property
     def budget(self) -> Budget | None:
@@ -71,15 +73,28 @@ class RecordBooks:
         self._refuse_unprotected(self.ledger())
 
     def ledger(self) -> RecordLedger:
-        if not self._path.exists():
+        mark = self._mark()
+        if mark is None:
             return RecordLedger()
+        if self._read is not None and self._read[0] == mark:
+            return self._read[1]
         try:
-            return RecordLedger.from_dict(parsed(self._path.read_bytes()))
+            ledger = RecordLedger.from_dict(parsed(self._path.read_bytes()))
         except (OSError, ValueError, InvalidInputError) as error:
             raise SettingsError(
                 f"{self._path} cannot be read ({error}). It holds what training on this data set has cost: restore it from a "
                 "backup; without it the budget would start anew"
             ) from error
+        self._read = (mark, ledger)
+        return ledger
+
+    def _mark(self) -> tuple[int, int, int] | None:
+        """Of the file as it is now: every charge replaces it. None while there is none."""
+        try:
+            now = self._path.stat()
+        except FileNotFoundError:
+            return None
+        return now.st_ino, now.st_mtime_ns, now.st_size
 
     def charge(self, run: str, trainer: Trainer, trainings: int) -> TrainingPrivacy | None:
         """Durable when this returns; whatever becomes of the training, it is paid for. Refused if the budget would not hold."""
@@ -107,7 +122,18 @@ class RecordBooks:
             raise RefusedError(str(error), reason="RECORD_BUDGET") from error
 
     def standing(self) -> Standing:
-        ledger, budget = self.ledger(), self.budget
+        ledger = self.ledger()
+        if self._told is None or self._told[0] is not ledger:
+            self._told = (ledger, self._standing(ledger))
+        return self._told[1]
+
+    def standing_as_told(self) -> Standing | None:
+        """`standing`, if it has been worked out since the last charge: without waiting."""
+        known, told = self._read, self._told
+        return told[1] if known is not None and told is not None and told[0] is known[1] and known[0] == self._mark() else None
+
+    def _standing(self, ledger: RecordLedger) -> Standing:
+        budget = self.budget
         delta = budget.delta if budget is not None else USUAL_DELTA
         limit = budget.epsilon if budget is not None else None
         if ledger.unprotected or not ledger.charges:

@@ -40,6 +40,7 @@ from fedrep_silo.state_files import change_model, journal_from, journal_notes, m
 from fedrep_trainers.trainer import Trainer
 
 SMALLEST_FOLD = 2**20
+SHORT = 2**18  # bytes that a page cache takes while nobody notices
 Position = tuple[int, int]  # number of a log, and of a record in it
 # Whatever the bytes of a file can be that is not what was written: each reader says what to do about it.
 DAMAGED = (ValueError, KeyError, IndexError, TypeError, AttributeError, OverflowError, InvalidInputError, CryptoError)
@@ -69,6 +70,8 @@ class StateFolder:
         self._log: ChangeLog | None = None
         self._log_number = 0
         self._in_log: set[str] = set()
+        self._notes: dict[str, Any] = {}
+        self._arrays: dict[str, NDArray[Any]] = {}
 
     def load(self, trainer: Trainer) -> SiloState:
         """What was saved last; the trainer is put back to its state of then."""
@@ -99,18 +102,34 @@ class StateFolder:
         if before is None:
             raise AssertionError("this folder was not loaded, or a write to it failed: load it anew")
         self._on_disk = None  # unless everything below succeeds, what is on the disk must be read again
-        if state.journal is not before.journal:
+        self._notes, self._arrays = {}, {}
+        spoke = state.journal is not before.journal
+        remembers = state.trainer is not before.trainer or state.memory is not before.memory
+        if spoke:
             if self._ledgers is not None and state.journal.ledger is not before.journal.ledger:
                 self._ledgers.write(state.journal.ledger_name, state.journal.ledger)
             self.save_journal(state.journal)
-        if state.trainer is not before.trainer or state.memory is not before.memory:
+        if remembers:
             self.save_memory(state.memory, state.trainer, before)
         if state.model is not None and state.model is not before.model:
             self.save_model(state.model, before)
+        self._commit(durably=spoke or remembers)
         if self._may_fold(state, before):
             self._fold(state, self._log_number + 1)
         self._on_disk = state
         return Written(save)
+
+    def is_short(self, save: Save) -> bool:
+        """Whether writing this is a short append for which no disk is waited for."""
+        state, before = save.state, self._on_disk
+        if before is None or self._log is None or self._may_fold(state, before):
+            return False
+        if state.journal is not before.journal or state.trainer is not before.trainer or state.memory is not before.memory:
+            return False
+        if state.model is None or state.model is before.model:
+            return True
+        descent = state.model.descent
+        return before.model is not None and descent is not None and len(descent.coordinates) + len(descent.levels) < SHORT
 
     def charged_journal(self) -> Journal:
         """A crash may have come between the ledger and the journal: what was charged stays charged."""
@@ -162,6 +181,7 @@ class StateFolder:
         if change is not None:
             self._append("memory", *change)
         else:
+            self._commit(durably=True)  # the journal, which forbids, comes first
             self._write_memory(memory, trainer, self._position())
 
     def model(self) -> ModelState | None:
@@ -207,9 +227,18 @@ class StateFolder:
             self._fold(state, begun + 1)
 
     def _append(self, part: str, notes: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        assert self._log is not None
-        self._log.append(Record({part: notes}, arrays))
-        self._in_log.add(part)
+        """To the record of this write: its parts are true together, or not at all."""
+        self._notes[part] = notes
+        self._arrays |= arrays
+
+    def _commit(self, *, durably: bool) -> None:
+        """A model alone need not be safe from a power cut, only from the end of this process: it can be fetched."""
+        if self._log is None or not self._notes:
+            return
+        record = Record(self._notes, self._arrays)
+        self._notes, self._arrays = {}, {}
+        self._log.append(record, durably=durably)
+        self._in_log.update(record.notes)
 
     def _may_fold(self, state: SiloState, before: SiloState) -> bool:
         """A long log, but only just after a model came, if it holds any: an older one may have lent its memory to the next."""

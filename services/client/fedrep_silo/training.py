@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from queue import SimpleQueue
 from typing import TypeVar
 
 import numpy as np
@@ -99,5 +101,24 @@ async def in_thread(function: Callable[[], T]) -> T:
         with suppress(RuntimeError):  # the loop is closed: the daemon has left meanwhile
             loop.call_soon_threadsafe(settle, result, problem)
 
-    threading.Thread(target=work, name="training", daemon=True).start()
+    try:
+        thread = _resting.pop()
+    except IndexError:
+        thread = SimpleQueue()
+        threading.Thread(target=_serve, args=(thread,), name="training", daemon=True).start()
+    thread.put(work)
     return await done
+
+
+Work = Callable[[], None]
+
+# What each thread that has nothing to do waits at. A library that computes on all cores keeps workers for every thread that ever
+# called it, so the next training goes to the thread of the last one.
+_resting: list[SimpleQueue[Work]] = []
+os.register_at_fork(after_in_child=_resting.clear)  # threads do not pass on to a child
+
+
+def _serve(tasks: SimpleQueue[Work]) -> None:
+    while True:
+        tasks.get()()
+        _resting.append(tasks)
