@@ -27,11 +27,9 @@ from fedrep.protocol.silo_state import SiloState, TrainerState
 from fedrep_runtime.json_text import parsed
 from fedrep_runtime.tensor_files import (
     Tensor,
-    mapped_tensor,
     overwrite_tensors,
     read_metadata,
     read_tensors,
-    sync_file,
     write_tensors,
 )
 from fedrep_silo.state_files import Arrays, changed_memory, pending_from, pending_notes
@@ -63,14 +61,16 @@ class MemoryFiles:
         self._rooms: dict[str, NDArray[np.float32]] = {}
 
     def room(self) -> NDArray[np.float32] | None:
-        """The file that the next g goes to, as memory. Only while nothing is pending on disk: that might lie there."""
+        """Memory for the next g, which the one before the last no longer needs. Only while nothing is pending: that may lie there.
+
+        Not the file itself, mapped: writing to fresh pages of a file costs several times as much as writing the file.
+        """
+        if not self._parameters:
+            return None
         slot = _other(self._at.base)
-        if slot not in self._rooms and self._parameters:
-            try:
-                self._rooms[slot] = mapped_tensor(self._slot("memory", slot), "g", self._parameters)
-            except OSError:  # a full disk, or a file system that maps nothing: g is written when it is submitted
-                return None
-        return self._rooms.get(slot)
+        if slot not in self._rooms:
+            self._rooms[slot] = np.empty(self._parameters, np.float32)
+        return self._rooms[slot]
 
     def exist(self) -> bool:
         return any(path.exists() for path in self.paths())
@@ -97,11 +97,7 @@ class MemoryFiles:
     def _submitted(self, memory: ErrorMemory, trainer: TrainerState, *, new_trainer: bool) -> Change:
         assert memory.pending is not None
         slot = _other(self._at.base)
-        if memory.pending.contribution.g is self._rooms.get(slot):
-            sync_file(self._slot("memory", slot))
-        else:
-            self._rooms.pop(slot, None)
-            overwrite_tensors(self._slot("memory", slot), {"g": memory.pending.contribution.g}, {})
+        overwrite_tensors(self._slot("memory", slot), {"g": memory.pending.contribution.g}, {})
         at = replace(self._at, pending=slot)
         if new_trainer:
             at = replace(at, trainer=_other(at.trainer) if trainer else NO_TRAINER)
@@ -141,6 +137,7 @@ class MemoryFiles:
         arrays |= {f"trainer.{name}": array for name, array in _contiguous(trainer).items()}
         write_tensors(self.path, arrays, {"fedrep": json.dumps(notes | {"private": self._private, **position})})
         self._at = Whereabouts()
+        self._rooms.clear()  # the memory of now may lie in either
 
     # Reading.
 

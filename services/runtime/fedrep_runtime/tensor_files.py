@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import mmap
 import operator
 import os
 import struct
@@ -77,37 +76,6 @@ def overwrite_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mappi
         os.close(descriptor)
     if new:
         sync_folder(path.parent)
-
-
-def mapped_tensor(path: Path, name: str, size: int, mode: int = 0o600) -> NDArray[np.float32]:
-    """A vector that is the file: what is put there is in the file, and `sync_file` makes it durable. What was there is lost."""
-    header, offset = _mapped_header(name, size), _PAGE
-    new = not path.exists()
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
-    try:
-        os.posix_fallocate(descriptor, 0, offset + 4 * size)  # else a full disk would end the process when it writes
-        os.ftruncate(descriptor, offset + 4 * size)
-        os.pwrite(descriptor, header, 0)
-        pages = mmap.mmap(descriptor, offset + 4 * size)
-    finally:
-        os.close(descriptor)
-    if new:
-        sync_folder(path.parent)
-    return np.frombuffer(pages, "<f4", size, offset).view(np.float32)
-
-
-def sync_file(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fdatasync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _mapped_header(name: str, size: int) -> bytes:
-    header = {"__metadata__": {}, name: {"dtype": "F32", "shape": [size], "data_offsets": [0, 4 * size]}}
-    length = _PAGE - _SIZE.size
-    return _SIZE.pack(length) + json.dumps(header).encode().ljust(length)
 
 
 def read_tensors(path: Path) -> tuple[dict[str, str], dict[str, NDArray[Any]]]:
