@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 import random
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -27,7 +28,7 @@ from tests.harness import mini_silo
 from tests.harness.live_server import PARAMETERS, SILOS, LiveServer, Stage, joined, refusal, wait_for_round, wait_until
 from tests.harness.mini_silo import SECONDS, play_round
 from tests.harness.people import People
-from tests.harness.played_stub import PlayedStub
+from tests.harness.played_stub import PlayedRefusal, PlayedStub
 
 
 @pytest.fixture
@@ -108,6 +109,56 @@ def ending(stub: PlayedStub) -> tuple[str, str | None]:
     """How the whole stream ends."""
     answers = stub.begin("FindRuns", iter([pb.FindRunsRequest(name="nobody")]), SECONDS)
     return refusal(lambda: [*answers, *stub.begin("FindRuns", iter([pb.FindRunsRequest(name="nobody")]), SECONDS)])
+
+
+def test_messages_that_come_together_are_taken_one_after_the_other(raw: PlayedStub) -> None:
+    """Two calls in one message of gRPC, the parts of one of them among the other's; the answers come as they like."""
+    first, second = raw.last + 1, raw.last + 2
+    heard: dict[int, queue.Queue[Any]] = {number: queue.Queue() for number in (first, second)}
+    raw._answers |= heard
+    raw.last = second
+    look = pb.FindRunsRequest(name="nobody").SerializeToString()
+    chunk = pb.ProposeCoordinatesRequest(chunk=b"x").SerializeToString()
+    raw.sending.put(
+        pb.PlayRequest(
+            call=first,
+            method="ProposeCoordinates",
+            message=chunk,
+            more=[
+                pb.PlayRequest(call=second, method="FindRuns", message=look, last=True),
+                pb.PlayRequest(call=first, message=chunk, last=True),
+            ],
+        )
+    )
+    found = heard[second].get(timeout=SECONDS)
+    assert not pb.FindRunsResponse.FromString(found.message).runs
+    assert PlayedRefusal(heard[first].get(timeout=SECONDS).status).code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_what_a_silo_says_in_one_moment_leaves_in_one_message() -> None:
+    async def scenario() -> list[Any]:
+        stream = TakingStream()
+        line = Line(SimpleNamespace(Play=lambda: stream))
+
+        async def parts() -> AsyncIterator[Any]:
+            for chunk in (b"a", b"b"):
+                yield pb.ProposeCoordinatesRequest(chunk=chunk)
+
+        calls = [
+            asyncio.ensure_future(line.ProposeCoordinates(parts(), timeout=None)),
+            asyncio.ensure_future(line.FindRuns(pb.FindRunsRequest(), timeout=None)),
+        ]
+        await stream.taken.wait()
+        await line.close()
+        await asyncio.gather(*calls, return_exceptions=True)
+        return stream.messages
+
+    (message,) = asyncio.run(scenario())
+    assert [(each.call, each.method, each.last) for each in (message, *message.more)] == [
+        (1, "ProposeCoordinates", False),
+        (1, "", True),
+        (2, "FindRuns", True),
+    ]
 
 
 def test_an_unknown_method_ends_the_stream_with_a_sentence(raw: PlayedStub) -> None:
@@ -241,6 +292,17 @@ class StuckStream:
     async def __anext__(self) -> Any:
         await self.ended.wait()
         raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), "gone", None)
+
+
+class TakingStream(StuckStream):
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages: list[Any] = []
+        self.taken = asyncio.Event()
+
+    async def write(self, message: Any) -> None:
+        self.messages.append(message)
+        self.taken.set()
 
 
 @pytest.mark.parametrize("closed", [False, True], ids=["the server is gone", "closed here before the reader ran"])

@@ -77,7 +77,8 @@ class PlayedStub:
     def _read(self) -> None:
         try:
             for answer in self._stream:
-                self._answers[answer.call].put(answer)
+                for each in (answer, *answer.more):
+                    self._answers[each.call].put(each)
         except grpc.RpcError as error:
             for answers in self._answers.values():
                 answers.put(error)

@@ -108,8 +108,12 @@ def story(state: SiloState, room: Callable[[], Any] = lambda: None, *, in_place:
         pending = Pending(place(number), contribution, 1.0, indices, sent)
         trainer = {"momentum": generator.normal(size=PARAMETERS).astype(np.float32)}
         yield (state := replace(state, memory=replace(state.memory, pending=pending), trainer=trainer))
-        yield (state := replace(state, journal=replace(state.journal, revealed=(*state.journal.revealed, number))))
-        yield (state := replace(state, memory=state.memory.settle(fate)))
+        journal = replace(state.journal, revealed=(*state.journal.revealed, number))
+        if fate is Fate.OPENED:  # told with the reveal, in one record
+            yield (state := replace(state, journal=journal, memory=state.memory.settle(fate)))
+        else:
+            yield (state := replace(state, journal=journal))
+            yield (state := replace(state, memory=state.memory.settle(fate)))
         server, descent = server.apply(indices, encode_coordinates(indices, PARAMETERS), sent, 16)
         update_down = Update(RunHash(b""), number, Outcome.APPLIED, "", server.state.name, descent=descent)
         assert state.model is not None

@@ -183,10 +183,10 @@ class OnTheWayOut:
         look = self.look
 
         class Watched(Line):
-            async def _write(self, call: Any, message: Any) -> None:
-                if message.method:
-                    look(message.method, call.request)
-                await super()._write(call, message)
+            async def _write(self, call: Any, *messages: Any) -> None:
+                if messages[0].method:
+                    look(messages[0].method, call.request)
+                await super()._write(call, *messages)
 
         return Watched
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,17 +12,20 @@ import numpy as np
 import pytest
 import structlog
 
+from fedrep.coding import encode_coordinates
 from fedrep.errors import SettingsError
 from fedrep.privacy import CoordinateRelease, Ledger
 from fedrep.protocol.error_memory import ErrorMemory
-from fedrep.protocol.model_state import ModelState
+from fedrep.protocol.manifests import RunHash
+from fedrep.protocol.messages import Outcome, Update
+from fedrep.protocol.model_state import ModelState, ServerModel
 from fedrep.protocol.silo_effects import Save
 from fedrep.protocol.silo_rules import STATEMENT_ROUNDS
 from fedrep.protocol.silo_state import Journal, SiloState, TrainerState
 from fedrep_silo.audit import Audit
 from fedrep_silo.config import SiloSettings
 from fedrep_silo.connection import ServerAwayError, connect
-from fedrep_silo.ledgers import LedgerFolder
+from fedrep_silo.ledgers import LONGEST_FILE, LedgerFolder
 from fedrep_silo.state import StateFolder, Written
 from tests.harness.federation import PARAMETERS, StubTrainer
 
@@ -171,3 +176,59 @@ def test_a_charge_that_the_journal_missed_stays_charged(tmp_path: Path) -> None:
     folder.save_journal(Journal(run="aa"))
     ledgers.write("aa", Ledger().charge(CoordinateRelease(1, 100, 2, 0.5)))
     assert folder.load(StubTrainer()).journal.ledger.rounds == 1
+
+
+def test_a_charge_that_a_crash_cut_short_does_not_count_and_the_next_one_does(tmp_path: Path) -> None:
+    ledgers = LedgerFolder(tmp_path, "silo-0")
+    charged = [Ledger().charge(CoordinateRelease(1, 100, 4, 0.5))]
+    for number in (2, 3):
+        charged.append(charged[-1].charge(CoordinateRelease(number, 100, 4, 0.5)))
+    for ledger in charged[:2]:
+        ledgers.write("run", ledger)
+    (path,) = tmp_path.glob("silo-0-*.json")
+    whole = path.read_bytes()
+    assert LedgerFolder(tmp_path, "silo-0").of("run") == charged[1]
+    for cut in range(len(whole.splitlines()[1])):
+        path.write_bytes(whole.splitlines(keepends=True)[0] + whole.splitlines()[1][:cut])
+        assert LedgerFolder(tmp_path, "silo-0").of("run") == charged[0], "what it would have paid for never left"
+    after_the_crash = LedgerFolder(tmp_path, "silo-0")
+    after_the_crash.write("run", charged[2])
+    assert after_the_crash.of("run") == charged[2]
+
+
+def test_a_ledger_file_stays_short_and_one_of_an_earlier_release_is_read(tmp_path: Path) -> None:
+    ledgers, ledger = LedgerFolder(tmp_path, "silo-0"), Ledger()
+    for number in range(1, 401):
+        ledger = ledger.charge(CoordinateRelease(number, 100, 4, 0.5))
+        ledgers.write("run", ledger)
+    (path,) = tmp_path.glob("silo-0-*.json")
+    assert path.stat().st_size <= LONGEST_FILE
+    assert ledgers.of("run") == ledger
+    path.write_text(json.dumps(ledger.to_dict()))
+    assert LedgerFolder(tmp_path, "silo-0").of("run") == ledger
+
+
+def test_a_model_alone_waits_for_no_disk_and_is_safe_with_the_next_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = StateFolder(tmp_path)
+    state = folder.load(StubTrainer())
+    model = ModelState.initial(np.zeros(PARAMETERS, np.float32))
+    state = replace(state, journal=Journal(run="aa"), model=model)
+    folder.write(Save(state))
+    syncs: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", syncs.append)
+    indices = np.array([1, 3])
+    server, coded = ServerModel.initial(model.vector.copy()), encode_coordinates(indices, PARAMETERS)
+    moved, descent = server.apply(indices, coded, np.ones(2, np.float32), 16)
+    update = Update(RunHash(b""), 1, Outcome.APPLIED, "", moved.state.name, descent=descent)
+    followed = replace(state, model=model.follow(update, indices))
+    assert folder.is_short(Save(followed))
+    folder.write(Save(followed))
+    assert syncs == []
+    spoken = replace(followed, journal=Journal(run="aa", last_round=1))
+    assert not folder.is_short(Save(spoken))
+    folder.write(Save(spoken))
+    assert len(syncs) == 1
+    again = StateFolder(tmp_path).load(StubTrainer())
+    assert again.model is not None
+    assert again.model.version == 1
+    assert again.journal.last_round == 1

@@ -715,27 +715,31 @@ class AttendResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class PlayRequest(_message.Message):
-    __slots__ = ("call", "method", "message", "last", "cancelled")
+    __slots__ = ("call", "method", "message", "last", "cancelled", "more")
     CALL_FIELD_NUMBER: _ClassVar[int]
     METHOD_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     CANCELLED_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     call: int
     method: str
     message: bytes
     last: bool
     cancelled: bool
-    def __init__(self, call: _Optional[int] = ..., method: _Optional[str] = ..., message: _Optional[bytes] = ..., last: _Optional[bool] = ..., cancelled: _Optional[bool] = ...) -> None: ...
+    more: _containers.RepeatedCompositeFieldContainer[PlayRequest]
+    def __init__(self, call: _Optional[int] = ..., method: _Optional[str] = ..., message: _Optional[bytes] = ..., last: _Optional[bool] = ..., cancelled: _Optional[bool] = ..., more: _Optional[_Iterable[_Union[PlayRequest, _Mapping]]] = ...) -> None: ...
 
 class PlayResponse(_message.Message):
-    __slots__ = ("call", "message", "last", "status")
+    __slots__ = ("call", "message", "last", "status", "more")
     CALL_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     call: int
     message: bytes
     last: bool
     status: bytes
-    def __init__(self, call: _Optional[int] = ..., message: _Optional[bytes] = ..., last: _Optional[bool] = ..., status: _Optional[bytes] = ...) -> None: ...
+    more: _containers.RepeatedCompositeFieldContainer[PlayResponse]
+    def __init__(self, call: _Optional[int] = ..., message: _Optional[bytes] = ..., last: _Optional[bool] = ..., status: _Optional[bytes] = ..., more: _Optional[_Iterable[_Union[PlayResponse, _Mapping]]] = ...) -> None: ...

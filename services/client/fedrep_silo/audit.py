@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +21,31 @@ from fedrep_runtime.json_text import parsed
 ENTRY = {"at", "what", "bytes", "round"}
 
 
+@dataclass(frozen=True, slots=True)
+class AuditLine:
+    what: str
+    size: int
+    round: int
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
 class Audit:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._known = False
 
     def sent(self, what: str, size: int, round_number: int, **details: Any) -> None:
-        """One JSON line; a line cut short by a crash is skipped by `entries`."""
-        entry = {"at": round(time.time(), 3), "what": what, "bytes": size, "round": round_number, **details}
-        line = json.dumps(entry, separators=(",", ":")) + "\n"
+        self.add(AuditLine(what, size, round_number, details))
+
+    def add(self, *lines: AuditLine) -> None:
+        """JSON lines; one that a crash cut short is skipped by `entries`."""
+        text = "".join(_text(line) for line in lines)
         is_new = not self._known and not self._path.exists()
         descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         try:
             if not self._known and not self._ends_whole():  # an earlier process may have died within a line
                 os.write(descriptor, b"\n")
-            os.write(descriptor, line.encode())
+            os.write(descriptor, text.encode())
             os.fdatasync(descriptor)
         finally:
             os.close(descriptor)
@@ -58,3 +69,8 @@ class Audit:
                 continue
             if isinstance(entry, dict) and entry.keys() >= ENTRY:
                 yield entry
+
+
+def _text(line: AuditLine) -> str:
+    entry = {"at": round(time.time(), 3), "what": line.what, "bytes": line.size, "round": line.round, **line.details}
+    return json.dumps(entry, separators=(",", ":")) + "\n"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -57,7 +57,7 @@ from fedrep.wire.v1.federation_pb2_grpc import FederationServiceStub
 from fedrep_identity.certificates import Credentials
 from fedrep_runtime.status import error_of
 from fedrep_runtime.tls import channel_options, client_channel_credentials
-from fedrep_silo.audit import Audit
+from fedrep_silo.audit import Audit, AuditLine
 from fedrep_silo.config import SiloSettings
 from fedrep_silo.line import Line
 from fedrep_silo.state import Written, spent_epsilon
@@ -121,6 +121,7 @@ class Connection:
         self._renewed = False
         self._retired: set[asyncio.Task[None]] = set()
         self._reminded: float | None = None
+        self._entered: dict[int, tuple[object, Any]] = {}
         self.lost = False
         self.sent = 0
 
@@ -138,6 +139,30 @@ class Connection:
         The call under way keeps the old channel; cutting it would look like being asked to stop.
         """
         self._renewed = self.lost = True
+
+    def enter(self, sends: Iterable[Send]) -> None:
+        """Into the audit, durable when this returns, what is about to leave: several messages in one go.
+
+        They are encoded for that, and kept so until they are sent.
+        """
+        lines = []
+        for send in sends:
+            message, details, size = send.message, dict(send.details), 0
+            wire: Any
+            match message:
+                case Proposal():
+                    method, wire, size = "ProposeCoordinates", codec.proposal_to_wire(message), len(message.coordinates)
+                    details |= {"epsilon_total": spent_epsilon(send.needs.state.journal.ledger)}
+                case Submission():
+                    method, wire, size = "SubmitMaskedShare", codec.submission_to_wire(message), len(message.masked)
+                case Reveal():
+                    method, wire = "RevealShares", codec.reveal_to_wire(message)
+                case _:
+                    continue
+            self._entered[id(message)] = (message, wire)
+            lines.append(AuditLine(method, wire.ByteSize() + size, message.round, details))
+        if lines:
+            self._audit.add(*lines)
 
     async def send(self, send: Send, written: Written) -> Answer:
         """A message that binds the silo, with the receipt that the state it was made from is durable."""
@@ -235,9 +260,9 @@ class Connection:
         return list(response.certificates)
 
     async def propose(self, proposal: Proposal, **details: Any) -> None:
-        header = codec.proposal_to_wire(proposal)
-        request = pb.ProposeCoordinatesRequest
-        await self._upload("ProposeCoordinates", request, header, proposal.coordinates, proposal.round, **details)
+        header, entered = self._encoded(proposal, codec.proposal_to_wire)
+        request, payload = pb.ProposeCoordinatesRequest, proposal.coordinates
+        await self._upload("ProposeCoordinates", request, header, payload, proposal.round, entered, **details)
 
     async def abstain(self, abstention: Abstention) -> None:
         request = codec.abstention_to_wire(abstention)
@@ -255,9 +280,9 @@ class Connection:
         return await self._waiting("GetConsensus", fetch)
 
     async def submit(self, submission: Submission, **details: Any) -> None:
-        header = codec.submission_to_wire(submission)
-        request = pb.SubmitMaskedShareRequest
-        await self._upload("SubmitMaskedShare", request, header, submission.masked, submission.round, **details)
+        header, entered = self._encoded(submission, codec.submission_to_wire)
+        request, payload = pb.SubmitMaskedShareRequest, submission.masked
+        await self._upload("SubmitMaskedShare", request, header, payload, submission.round, entered, **details)
 
     async def survivors(self, run: bytes, round_number: int) -> SurvivorSet:
         request = pb.GetSurvivorsRequest(run=run, round=round_number)
@@ -275,9 +300,14 @@ class Connection:
         return Confirmations(codec.signatures_from_wire(response.signatures), codec.macs_from_wire(response.macs))
 
     async def reveal(self, reveal: Reveal) -> None:
-        request = codec.reveal_to_wire(reveal)
+        request, entered = self._encoded(reveal, codec.reveal_to_wire)
+        size = request.ByteSize()
         await self._call(
-            "RevealShares", lambda stub: stub.RevealShares(request, timeout=CALL_SECONDS), request.ByteSize(), reveal.round
+            "RevealShares",
+            lambda stub: stub.RevealShares(request, timeout=CALL_SECONDS),
+            size,
+            reveal.round,
+            entered=entered,
         )
 
     async def update(
@@ -321,6 +351,11 @@ class Connection:
         request = pb.AttendRequest(run=run)
         await self._call("Attend", lambda stub: stub.Attend(request, timeout=CALL_SECONDS))
 
+    def _encoded(self, message: T, encode: Callable[[T], Any]) -> tuple[Any, bool]:
+        """As it leaves, and whether the audit has it already."""
+        kept = self._entered.pop(id(message), None)
+        return (kept[1], True) if kept is not None and kept[0] is message else (encode(message), False)
+
     async def _waiting(self, method: str, call: Callable[[Any], Awaitable[T]], size: int = 0, round_number: int = 0) -> T:
         """A call the server may hold: it answers NOT_YET after a while, and is asked again."""
         while True:
@@ -338,6 +373,7 @@ class Connection:
         header: Any,
         payload: bytes | memoryview,
         round_number: int,
+        entered: bool,
         **details: Any,
     ) -> None:
         """The header, then the payload in chunks; from the start again when the answer was lost."""
@@ -349,19 +385,35 @@ class Connection:
 
         size = header.ByteSize() + len(payload)
         await self._call(
-            method, lambda stub: getattr(stub, method)(parts(), timeout=STREAM_SECONDS), size, round_number, **details
+            method,
+            lambda stub: getattr(stub, method)(parts(), timeout=STREAM_SECONDS),
+            size,
+            round_number,
+            entered=entered,
+            **details,
         )
 
     async def _call(
-        self, method: str, call: Callable[[Any], Awaitable[T]], size: int = 0, round_number: int = 0, **details: Any
+        self,
+        method: str,
+        call: Callable[[Any], Awaitable[T]],
+        size: int = 0,
+        round_number: int = 0,
+        *,
+        entered: bool = False,
+        **details: Any,
     ) -> T:
-        """`size` bytes leave the silo, once or, when the answer was lost, several times; the audit has them all."""
+        """`size` bytes leave the silo, once or, when the answer was lost, several times; the audit has them all.
+
+        `entered` says that it has the first time already.
+        """
         away_since: float | None = None
         pause = FIRST_PAUSE
         while True:
             self.sent += size
-            if size:
+            if size and not entered:
                 await asyncio.to_thread(self._audit.sent, method, size, round_number, **details)
+            entered = False
             stub = self._connected()
             channel = self._channel
             try:

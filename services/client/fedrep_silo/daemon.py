@@ -84,6 +84,7 @@ class SiloDaemon:
             settings, self.connection, self.folder, self._ledgers, self.books, credentials.identity.name, self._training
         )
         self._events: asyncio.Queue[Event | FedrepError] = asyncio.Queue()
+        self._effects: list[Effect] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._attending = False
         self._waiting: asyncio.Task[None] | None = None
@@ -131,7 +132,8 @@ class SiloDaemon:
                 if self.connection.lost:
                     self.connection.lost = False
                     self.machine.receive(LineLost(), _now())
-                for effect in self.machine.receive(event, _now()):
+                self._effects = self.machine.receive(event, _now())
+                for effect in self._effects:
                     if isinstance(effect, Stop):
                         return await self._stop(effect)
                     await self._carry_out(effect)
@@ -156,7 +158,7 @@ class SiloDaemon:
             case Save() if self.folder.is_short(effect):
                 self.folder.write(effect)
             case Save():
-                await asyncio.to_thread(self.folder.write, effect)
+                await asyncio.to_thread(self._keep, effect)
             case Send(message, needs):
                 written = self.folder.write(needs)  # saved by now: the receipt alone
                 self._begin(self._answer(message, self.connection.send(effect, written)))
@@ -173,6 +175,11 @@ class SiloDaemon:
                     self._attending = True
                     self._begin(self._attend())
                 await self.reports.tell(news)
+
+    def _keep(self, save: Save) -> None:
+        """The state, and then the audit's lines about what leaves with it, in one turn of the disk."""
+        self.folder.write(save)
+        self.connection.enter(each for each in self._effects if isinstance(each, Send) and each.needs is save)
 
     async def _stop(self, stop: Stop) -> None:
         await self.reports.settle()

@@ -19,6 +19,8 @@ from fedrep.wire.methods import METHODS, Method
 from fedrep.wire.v1 import federation_pb2 as pb
 from fedrep_runtime.status import DETAILS_KEY
 
+TOGETHER = 2**17  # bytes that leave in one message, if each part is smaller
+
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -40,6 +42,7 @@ class Line:
         self._waiting: set[_Call] = set()
         self._last = 0
         self._writing = asyncio.Lock()
+        self._outbox: list[tuple[_Call, pb.PlayRequest]] = []
         self._ended: grpc.aio.AioRpcError | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._reader = asyncio.create_task(self._read())
@@ -111,31 +114,60 @@ class Line:
             if not method.takes_parts:
                 message = call.request.SerializeToString()
                 return await self._write(call, pb.PlayRequest(method=method.name, message=message, last=True))
-            before: pb.PlayRequest | None = None
+            ready: list[pb.PlayRequest] = []
+            size = 0
             async for part in call.request:  # one behind, so that the last part can say that it is the last
-                if before is not None:
-                    await self._write(call, before)
-                before = pb.PlayRequest(method="" if call.number else method.name, message=part.SerializeToString())
-            last = before if before is not None else pb.PlayRequest(method=method.name)
-            last.last = True
-            await self._write(call, last)
+                if size >= TOGETHER:
+                    await self._write(call, *ready)
+                    ready, size = [], 0
+                ready.append(pb.PlayRequest(method="" if ready or call.number else method.name, message=part.SerializeToString()))
+                size += ready[-1].ByteSize()
+            ready = ready or [pb.PlayRequest(method=method.name)]
+            ready[-1].last = True
+            await self._write(call, *ready)
         except Exception as error:  # without its request a call would wait for ever
             call.answers.put_nowait(error)
 
-    async def _write(self, call: _Call, message: pb.PlayRequest) -> None:
-        """Calls get their numbers in the order in which they reach the server, which takes a lower one for one that is over."""
+    async def _write(self, call: _Call, *messages: pb.PlayRequest) -> None:
+        """Returns when they have left. What gathers while another message is on its way leaves in one."""
+        self._outbox += ((call, message) for message in messages)
         async with self._writing:
+            await asyncio.sleep(0)  # what is said in the same moment is here then
+            while self._outbox:
+                if self._ended is not None:
+                    raise self._ended
+                ready = self._taken_out()
+                if ready is not None:
+                    with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):  # the reader says why the stream ended
+                        await self._stream.write(ready)
+
+    def _taken_out(self) -> pb.PlayRequest | None:
+        """From the outbox as much as goes together; None if nobody waits for any of it."""
+        first: pb.PlayRequest | None = None
+        size = taken = 0
+        for call, message in self._outbox:
+            size += message.ByteSize()
+            if first is not None and size > TOGETHER:
+                break
+            taken += 1
             if call.is_over:
-                return
-            if self._ended is not None:
-                raise self._ended
-            if not call.number:
-                self._last += 1
-                call.number = self._last
-                self._open[call.number] = call.answers
-            message.call = call.number
-            with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):  # the reader says why the stream ended
-                await self._stream.write(message)
+                continue
+            numbered = self._numbered(call, message)
+            if first is None:
+                first = numbered
+            else:
+                first.more.append(numbered)
+        del self._outbox[:taken]
+        return first
+
+    def _numbered(self, call: _Call, message: pb.PlayRequest) -> pb.PlayRequest:
+        """Calls get their numbers in the order in which they reach the server, which takes a lower one for one that is over."""
+        if not call.number:
+            self._last += 1
+            call.number = self._last
+            self._open[call.number] = call.answers
+        message.call = call.number
+        return message
 
     def _later(self, sending: asyncio.Task[None], message: pb.PlayRequest) -> None:
         """After what is being sent; nobody waits for it."""
@@ -157,9 +189,10 @@ class Line:
     async def _read(self) -> None:
         try:
             async for answer in self._stream:
-                answers = self._open.get(answer.call)
-                if answers is not None:
-                    answers.put_nowait(answer)
+                for each in (answer, *answer.more):
+                    answers = self._open.get(each.call)
+                    if answers is not None:
+                        answers.put_nowait(each)
         except grpc.aio.AioRpcError as error:
             self._end(error)
         finally:

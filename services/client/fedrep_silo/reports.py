@@ -162,7 +162,8 @@ class Reports:
     async def _round_over(self, manifest: RoundManifest, update: Update, state: SiloState) -> None:
         ledger = state.journal.ledger
         spent = sum_of(ledger.total, self._ledgers.elsewhere(state.journal.ledger_name))
-        records = self._books.standing_as_told() or await asyncio.to_thread(self._books.standing)
+        told = self._books.standing_as_told()
+        records = told if told is not None else await asyncio.to_thread(self._books.standing)
         request = pb.ReportMetricsRequest(
             run=manifest.run, round=manifest.round, model_version=update.model.version, drill=self._settings.drill.attack
         )

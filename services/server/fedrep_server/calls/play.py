@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
+from types import EllipsisType
 from typing import Any, NoReturn
 
 import grpc
@@ -19,6 +20,8 @@ from fedrep_runtime.status import DETAILS_KEY
 
 ANSWERS_AHEAD = 4
 CALLS_AT_ONCE = 64  # beyond them the stream is not read on; how many a caller may have served at once is the turnstile's to say
+TOGETHER = 2**17  # bytes of answers that leave in one message, if each is smaller
+AHEAD = 2**16  # bytes of parts that may wait for their handler; one part of any size always may
 LATE_PARTS = 64  # of calls that have ended: those that were on their way when the answer left
 
 
@@ -51,17 +54,37 @@ Serve = Callable[[Method, Any, InnerContext], AsyncIterator[bytes]]
 
 
 class InnerCall:
-    """One call in progress. `parts` holds one message at a time: whoever sends faster than the handler reads has to wait."""
+    """One call in progress. Whoever sends faster than the handler reads has to wait."""
 
     def __init__(self, number: int, method: Method) -> None:
         self.number = number
         self.method = method
-        self.parts: asyncio.Queue[bytes | None] = asyncio.Queue(1)
         self.task: asyncio.Task[None] | None = None
+        self._parts: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._unread = 0
+        self._read = asyncio.Event()
+
+    async def next(self) -> bytes | None:
+        part = await self._parts.get()
+        self._unread -= len(part or b"")
+        self._read.set()
+        return part
 
     async def received(self) -> AsyncIterator[bytes]:
-        while (part := await self.parts.get()) is not None:
+        while (part := await self.next()) is not None:
             yield part
+
+    async def hand_over(self, part: bytes | None) -> None:
+        """Waits while too much is unread, but not for a handler that has ended."""
+        assert self.task is not None
+        size = len(part or b"")
+        while self._unread and self._unread + size > AHEAD and not self.task.done():
+            self._read.clear()
+            reading = asyncio.create_task(self._read.wait())
+            await asyncio.wait((reading, self.task), return_when=asyncio.FIRST_COMPLETED)
+            reading.cancel()
+        self._unread += size
+        self._parts.put_nowait(part)
 
 
 class Stream:
@@ -80,8 +103,11 @@ class Stream:
     async def play(self, requests: AsyncIterator[pb.PlayRequest]) -> AsyncIterator[pb.PlayResponse]:
         reader = asyncio.create_task(self._read(requests))
         try:
-            while (answer := await self._answers.get()) is not None:
+            answer = await self._answers.get()
+            while answer is not None:
+                following = self._add_others(answer)
                 yield answer
+                answer = await self._answers.get() if following is ... else following
             if self._problem is not None:
                 raise self._problem
         finally:
@@ -90,11 +116,26 @@ class Stream:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
+    def _add_others(self, answer: pb.PlayResponse) -> pb.PlayResponse | EllipsisType | None:
+        """What else is ready leaves in the same message. The one that comes after it: none, or not known yet (...)."""
+        size = answer.ByteSize()
+        while size < TOGETHER and not self._answers.empty():
+            other = self._answers.get_nowait()
+            if other is None:
+                return None
+            size += other.ByteSize()
+            if size > TOGETHER:
+                return other
+            answer.more.append(other)
+        return ...
+
     async def _read(self, requests: AsyncIterator[pb.PlayRequest]) -> None:
         """Until the caller says nothing more; what is still under way is answered first."""
         try:
             async for request in requests:
                 await self._take(request)
+                for other in request.more:
+                    await self._take(other)
             under_way = [call.task for call in self._calls.values() if call.task is not None]
             await asyncio.gather(*under_way, return_exceptions=True)
         except FedrepError as error:
@@ -114,9 +155,9 @@ class Stream:
             call.task.cancel()
             return
         if request.HasField("message"):
-            await self._hand_over(call, request.message)
+            await call.hand_over(request.message)
         if request.last and call.method.takes_parts:
-            await self._hand_over(call, None)
+            await call.hand_over(None)
 
     async def _begin(self, request: pb.PlayRequest) -> InnerCall:
         self._highest = request.call
@@ -133,20 +174,10 @@ class Stream:
         if self._late > LATE_PARTS:
             raise LimitError("this caller goes on sending to calls that have ended; open a new stream", reason="TOO_LATE")
 
-    async def _hand_over(self, call: InnerCall, part: bytes | None) -> None:
-        """Waits while the handler has not read the part before; not for one that has ended."""
-        if call.parts.empty():
-            call.parts.put_nowait(part)
-            return
-        assert call.task is not None
-        putting = asyncio.create_task(call.parts.put(part))
-        await asyncio.wait((putting, call.task), return_when=asyncio.FIRST_COMPLETED)
-        putting.cancel()
-
     async def _answer(self, call: InnerCall) -> None:
         answer: Any = pb.PlayResponse(call=call.number, last=True)
         try:
-            request = call.received() if call.method.takes_parts else await call.parts.get()
+            request = call.received() if call.method.takes_parts else await call.next()
             async for message in self._serve(call.method, request, self._context):
                 if answer.HasField("message"):  # one behind, so that the last part can say that it is the last
                     await self._answers.put(pb.PlayResponse(call=call.number, message=answer.message))
