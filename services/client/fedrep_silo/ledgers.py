@@ -16,7 +16,6 @@ from fedrep.privacy import Ledger, sum_of
 from fedrep_runtime.files import write_atomically
 from fedrep_runtime.json_text import parsed
 
-
 LONGEST_FILE = 2**14  # bytes: read whole at every question
 
 

@@ -61,7 +61,7 @@ class MemoryFiles:
         self._rooms: dict[str, NDArray[np.float32]] = {}
 
     def room(self) -> NDArray[np.float32] | None:
-        """Memory for the next g, which the one before the last no longer needs. Only while nothing is pending: that may lie there.
+        """Memory for the next g: that of the one before the last. Only while nothing is pending, which might lie there.
 
         Not the file itself, mapped: writing to fresh pages of a file costs several times as much as writing the file.
         """
