@@ -226,6 +226,13 @@ def soak(figures: Figures) -> list[str]:
         verdict = "flat" if judged["flat"] else "not flat"
         told = f"{part['silos']} silos, d = {part['parameters']:,}: after {part['played']} rounds{ended} **{verdict}**. "
         told += f"A quick round took {judged['latency']:.2f} of the time it took at first."
+        if "growth_kb" in judged:
+            ways = (("the server", "server_mb"), ("all silos", "silos_mb"))
+            grown = (
+                f"{who} {judged['growth_kb'][name]:.1f} KB ({judged['seen_kb'][name]:.1f} would be too much)"
+                for who, name in ways
+            )
+            told += f" A round added to the memory of {' and of '.join(grown)}."
         lines += ["", told, "", *table(header, rows)]
     return lines
 

@@ -1,8 +1,9 @@
 """Thousands of rounds on end: 2,000 with 32 silos that train nothing, then 200 with 128, over real gRPC and mTLS.
 
-A leak of a kilobyte a round shows here and nowhere else. Twenty times on the way it notes what server and silos occupy (resident
-memory, open files, threads, tasks of the silos' event loop), what a round cost in processor time, and how long it took. The
-first windows are those in which caches and pools fill up; from then on memory has to stay within 5 percent and cost within 10.
+Slow leaks show here and nowhere else; the verdict says how slow they may be to be seen. Twenty times on the way it notes what
+server and silos occupy (resident memory, open files, threads, tasks of the silos' event loop), what a round cost in processor
+time, and how long it took. The first windows are those in which caches and pools fill up; from then on memory has to stay within
+5 percent and cost within 10. All silos have to hear of the end of the last round, and of all but a hundredth of the others.
 The server is a process of its own, all silos share another: memory of one silo is their process's divided by their number.
 """
 
@@ -31,6 +32,7 @@ from fedrep.protocol.silo_effects import News, RoundOver
 PAGE_MB = os.sysconf("SC_PAGE_SIZE") / 2**20
 TICKS = os.sysconf("SC_CLK_TCK")
 MEMORY_LIMIT, COST_LIMIT = 1.05, 1.10
+MISSED_LIMIT = 0.01  # of the rounds: skipped, or somebody did not hear of their end
 COUNTS, COUNT_SLACK = ("server_files", "silos_files", "server_threads", "silos_threads", "tasks"), 4
 SETTLING = 0.25  # of the rounds: caches, pools and the allocator's arenas fill up
 
@@ -83,12 +85,14 @@ class Watch:
         self._before = self._look()
         self._laps: list[float] = []
         self._since = time.perf_counter()
+        self.ended = self.last = 0  # rounds of whose end all silos have heard, and the last of them
 
     def _look(self) -> tuple[Process, Process]:
         return Process.of(self._pids[0]), Process.of(self._pids[1])
 
     def round_ended(self, number: int) -> None:
         now = time.perf_counter()
+        self.ended, self.last = self.ended + 1, number
         self._laps.append(1e3 * (now - self._since))
         self._since = now
         if len(self._laps) < self._size:
@@ -137,7 +141,23 @@ class PatientStopwatch(Stopwatch):
             super().hear(news)
 
 
-async def soak(shape: Shape, window: int, keep: Callable[[list[Window]], None]) -> list[Window]:
+@dataclass(frozen=True, slots=True)
+class Played:
+    """Of so many rounds, those of whose end all silos heard, the last of them, and those that were skipped."""
+
+    rounds: int
+    ended: int
+    last: int
+    skipped: int
+
+    @property
+    def whole(self) -> bool:
+        """A silo that falls silent lets the others go on, and would look like a run that ended well."""
+        missed = self.rounds - self.ended + self.skipped
+        return self.last == self.rounds and missed <= MISSED_LIMIT * self.rounds
+
+
+async def soak(shape: Shape, window: int, keep: Callable[[list[Window]], None]) -> tuple[list[Window], Played]:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     print(f"{shape.silos} silos, d = {shape.parameters:,}, {shape.rounds} rounds; server and all silos together, per round")
     async with federation(shape) as (make_silos, _):
@@ -152,11 +172,15 @@ async def soak(shape: Shape, window: int, keep: Callable[[list[Window]], None]) 
         await asyncio.gather(*(silo.connection.close() for silo in silos))
     if stopwatch.skipped:
         print(f"  rounds that were skipped: {sorted(stopwatch.skipped)}")
-    return watch.windows
+    return watch.windows, Played(shape.rounds, watch.ended, watch.last, len(stopwatch.skipped))
 
 
-def verdict(windows: list[Window]) -> dict[str, Any]:
-    """The last windows against those right after things have settled; `flat` says whether all limits hold."""
+def verdict(windows: list[Window], played: Played | None = None) -> dict[str, Any]:
+    """The last windows against those right after things have settled; `flat` says whether all limits hold.
+
+    `growth_kb` is what a round adds to the memory, by the straight line through the windows; `seen_kb` is the least that the
+    limit would not let pass. Without `played` it is the verdict on a run that goes on.
+    """
     rest = windows[max(1, int(SETTLING * len(windows))) :] if len(windows) > 1 else windows
     span = max(1, len(rest) // 4)
     early, late = rest[:span], rest[-span:]
@@ -169,26 +193,49 @@ def verdict(windows: list[Window]) -> dict[str, Any]:
     memory = {name: ratio(name) for name in ("server_mb", "silos_mb")}
     cost = {name: ratio(name) for name in ("server_cpu_ms", "silos_cpu_ms")}
     counts = {name: ratio(name) for name in COUNTS}
+    growth = {name: _slope(rest, name) * 1024 for name in memory}
+    between = max(1.0, statistics.median(w.last_round for w in late) - statistics.median(w.last_round for w in early))
+    seen = {name: (MEMORY_LIMIT - 1) * statistics.median(getattr(w, name) for w in early) * 1024 / between for name in memory}
     flat = (
         all(value <= MEMORY_LIMIT for value in memory.values())
         and all(value <= COST_LIMIT for value in cost.values())
         and all(value <= MEMORY_LIMIT for value in counts.values())
+        and (played is None or played.whole)
     )
-    return {"memory": memory, "cost": cost, "counts": counts, "latency": ratio("ms_least"), "flat": flat}
+    told = {"memory": memory, "cost": cost, "counts": counts, "latency": ratio("ms_least"), "growth_kb": growth, "seen_kb": seen}
+    return told | ({} if played is None else asdict(played)) | {"flat": flat}
+
+
+def _slope(windows: list[Window], name: str) -> float:
+    """In megabytes a round."""
+    if len(windows) < 2:
+        return 0.0
+    return statistics.linear_regression([w.last_round for w in windows], [getattr(w, name) for w in windows]).slope
 
 
 def print_verdict(result: dict[str, Any]) -> None:
     for part, limit in (("memory", MEMORY_LIMIT), ("counts", MEMORY_LIMIT), ("cost", COST_LIMIT)):
         for name, value in result[part].items():
             print(f"  {name:15s} {value:6.3f} of what it was (limit {limit}){'' if value <= limit else '  TOO MUCH'}")
+    for name, value in result["growth_kb"].items():
+        print(f"  {name:15s} {value:6.1f} KB a round; {result['seen_kb'][name]:.1f} would be too much")
+    if "ended" in result:
+        print(f"  {result['ended']} of {result['rounds']} rounds were ended by all silos, {result['skipped']} of them skipped")
     print(f"  a quick round took {result['latency']:.3f} of what it took (wall time, which the machine's other work moves)")
     print("  flat" if result["flat"] else "  NOT FLAT", flush=True)
 
 
-def _keep(result: dict[str, Any], part: dict[str, Any], started: float, path: Path | None, windows: list[Window]) -> None:
+def _keep(
+    result: dict[str, Any],
+    part: dict[str, Any],
+    started: float,
+    path: Path | None,
+    windows: list[Window],
+    played: Played | None = None,
+) -> None:
     """What is known by now, also of a run that somebody ends early."""
-    played = {"played": windows[-1].last_round, "seconds": time.perf_counter() - started}
-    part.update(played, windows=[asdict(each) for each in windows], verdict=verdict(windows))
+    so_far = {"played": windows[-1].last_round, "seconds": time.perf_counter() - started}
+    part.update(so_far, windows=[asdict(each) for each in windows], verdict=verdict(windows, played))
     if path is not None:
         save(path, result)
 
@@ -209,8 +256,7 @@ def main() -> int:
         part: dict[str, Any] = {"silos": silos, "rounds": rounds, "parameters": options.parameters}
         result["parts"].append(part)
         keep = partial(_keep, result, part, time.perf_counter(), options.json)
-        windows = asyncio.run(soak(shape, window, keep))
-        keep(windows)
+        keep(*asyncio.run(soak(shape, window, keep)))
         print_verdict(part["verdict"])
     return 0 if all(part["verdict"]["flat"] for part in result["parts"]) else 1
 
