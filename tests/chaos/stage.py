@@ -39,7 +39,7 @@ from tests.harness.link_process import LinkProcess
 from tests.harness.people import FEDERATION
 from tests.harness.processes import ServerProcess
 
-SILOS, ATTACKERS = 12, 2
+SILOS, ATTACKERS, BUFFER_SIZE = 12, 2, 2
 RUN = "chaos"
 SERVERS = ("server-a", "server-b")
 STATE_DISK_MB = 8
@@ -183,7 +183,7 @@ class Stage:
             RUN,
             rounds=1_000_000,
             byzantine_count=ATTACKERS,
-            buffer_size=2,
+            buffer_size=BUFFER_SIZE,
             drills=True,
             keep_models=50,
             aggregator=AggregatorConfig(name="geometric_median"),
