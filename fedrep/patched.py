@@ -87,10 +87,18 @@ class Patched:
             return self._sum(other, total, None if top is None else self._guess(other, top))
 
     def _guess(self, other: Vector | Difference, top: int) -> Any:
-        """Without the patch: a guess decides only how many candidates there are."""
         every = slice(None, None, stride_of(self.base.size))
         added = other.minuend[every] - other.subtrahend[every] if isinstance(other, Difference) else other[every]
-        return guess_threshold(self.base[every] + added, top, self.base.size)
+        return guess_threshold(self._sample(every) + added, top, self.base.size)
+
+    def _sample(self, every: slice) -> Vector:
+        """With the patch: where values were sent, the base is large and the vector is not."""
+        patch = self.patch
+        if patch is None or not patch.indices.size:
+            return self.base[every]
+        places = np.arange(0, self.base.size, every.step)
+        nearest = np.minimum(np.searchsorted(patch.indices, places), patch.indices.size - 1)
+        return np.where(patch.indices[nearest] == places, patch.values[nearest], self.base[every])
 
     def _sum(self, other: Vector | Difference, total: Vector, guess: Any) -> Sum:
         peak, magnitude, found = np.float32(0), np.empty(TILE, np.float32), []
@@ -105,17 +113,24 @@ class Patched:
             peak = np.maximum(peak, size.max())  # which passes NaN on
             if guess is not None:
                 found.append(np.flatnonzero(size >= guess) + start)
-        return Sum(total, float(peak), np.concatenate(found) if found else None)
+        return Sum(total, float(peak), Largest(float(guess), np.concatenate(found)) if found else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Largest:
+    """All coordinates of a vector with at least this magnitude, ascending."""
+
+    magnitude: float
+    places: Places = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """`peak` is the largest magnitude, and NaN or infinite if any value is. `largest` holds all coordinates from some magnitude
-    on, if they were looked for."""
+    """`peak` is the largest magnitude, and NaN or infinite if any value is. `largest` is there if it was asked for."""
 
     vector: Vector = field(repr=False)
     peak: float
-    largest: Places | None = field(default=None, repr=False)
+    largest: Largest | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrep.patched import TILE
+from fedrep.patched import TILE, Largest
 
 QUIET_ROUNDS = 5
 QUIET_FRACTION = 1 / 8
@@ -38,11 +38,15 @@ class RangeBits:
     quiet: bool
 
 
-def range_bits(g: NDArray[np.float32], clip_range: float, per_silo: int, peak: float | None = None) -> RangeBits:
+def range_bits(
+    g: NDArray[np.float32], clip_range: float, per_silo: int, peak: float | None = None, largest: Largest | None = None
+) -> RangeBits:
     """ "clips": more than max(1, k/100) of all d values outside +-R; "quiet": all below R/8. `peak` is the largest of |g|."""
     if peak is None:
         peak = max(float(g.max(initial=0.0)), -float(g.min(initial=0.0)))
-    outside = _outside(g, clip_range) if peak > clip_range else 0
+    known = largest is not None and largest.magnitude <= clip_range  # then whatever lies outside is among them
+    values = g[largest.places] if known and largest is not None else g
+    outside = _outside(values, clip_range) if peak > clip_range else 0
     return RangeBits(outside > max(1, per_silo / CLIPPED_SHARE), peak < clip_range * QUIET_FRACTION)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrep.errors import CryptoError, InvalidInputError, NonFiniteError
-from fedrep.patched import Difference, Patch, Patched
+from fedrep.patched import Difference, Largest, Patch, Patched
 from fedrep.protocol.manifests import RunHash, SiloName
 from fedrep.protocol.messages import Evidence, Statement, SurvivorSet, statement_message
 from fedrep.protocol.silo_round import Submitted
@@ -32,14 +32,14 @@ from fedrep.sparsify import gather
 class Contribution:
     """g of one training, not sent yet, or proven to have stayed closed. In memory only: a restarted silo trains again.
 
-    `peak` is the largest magnitude in g, and `largest` holds all coordinates from some magnitude on, where they are known.
+    `peak` is the largest magnitude in g, and `largest` holds where the largest lie, if that is known.
     """
 
     training: int
     version: int
     g: NDArray[np.float32] = field(repr=False)
     peak: float | None = None
-    largest: NDArray[np.int64] | None = field(default=None, repr=False)
+    largest: Largest | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +74,14 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """Values that were submitted and whose fate is open."""
+    """Values that were submitted and whose fate is open. `coordinates` are `indices`, coded, where they came so."""
 
     place: Place
     contribution: Contribution
     clip_range: float
     indices: NDArray[np.int64] = field(repr=False)
     sent: NDArray[np.float32] = field(repr=False)
+    coordinates: bytes = field(default=b"", repr=False)
 
 
 class Fate(Enum):
@@ -147,7 +148,8 @@ class ErrorMemory:
             raise InvalidInputError("the fate of the last submission must be decided before the next")
         values = submitted.values
         given = values.dequantized if sent is None else sent
-        pending = Pending(Place.of(submitted), contribution, values.clip_range, submitted.agreement.indices, given)
+        agreed = submitted.agreement
+        pending = Pending(Place.of(submitted), contribution, values.clip_range, agreed.indices, given, agreed.coordinates)
         return replace(self, pending=pending)
 
     def settle(self, fate: Fate) -> ErrorMemory:

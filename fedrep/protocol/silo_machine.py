@@ -565,11 +565,12 @@ class SiloMachine:
             coordinates = public.own
         if coordinates is None:
             largest, generator = contribution.largest, own.randomness.generator()
-            coordinates = propose(contribution.g, manifest.per_silo, manifest.alpha, generator, largest)
+            places = largest.places if largest is not None else None
+            coordinates = propose(contribution.g, manifest.per_silo, manifest.alpha, generator, places)
             save = self._save(journal=journal.charged(manifest, contribution.training, coordinates))
         else:
             save = self._save(journal=journal.entered(manifest.round))
-        bits = range_bits(contribution.g, manifest.clip_range, manifest.per_silo, contribution.peak)
+        bits = range_bits(contribution.g, manifest.clip_range, manifest.per_silo, contribution.peak, contribution.largest)
         assert self._run is not None
         own.drill.share(self._run, manifest.round, contribution.g)
         step = self.part.step = self.part.ready.propose(coordinates, self._sessions.new(), own.randomness.secrets, bits)

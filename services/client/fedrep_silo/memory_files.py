@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedrep.coding import decode_coordinates, encode_coordinates
 from fedrep.errors import SettingsError
 from fedrep.patched import Patch
 from fedrep.protocol.error_memory import ErrorMemory, Fate, Pending
@@ -105,7 +106,7 @@ class MemoryFiles:
                 overwrite_tensors(self._slot("trainer", at.trainer), _contiguous(trainer), {})
         self._at = at
         notes = {"submitted": pending_notes(memory.pending), "slot": slot, "trainer": at.trainer, "private": self._private}
-        return notes, _sparse(memory.pending)
+        return notes, _coded(memory.pending)
 
     def snapshot(self, memory: ErrorMemory) -> Change | None:
         """All that the log says about it in one record; None if it rests on memory.safetensors, which is then written anew."""
@@ -124,15 +125,15 @@ class MemoryFiles:
             arrays |= {"patch.indices": memory.patch.indices, "patch.values": memory.patch.values}
         if memory.pending is not None:
             notes |= {"submitted": pending_notes(memory.pending), "slot": at.pending}
-            arrays |= _sparse(memory.pending)
+            arrays |= _coded(memory.pending)
         return {"snapshot": notes}, arrays
 
     def write_whole(self, memory: ErrorMemory, trainer: TrainerState, position: Mapping[str, int]) -> None:
         notes: dict[str, Any] = {"given_up": memory.given_up, "clipped_mass": memory.clipped_mass, "pending": []}
         arrays: dict[str, Tensor] = {"residual": memory.before}
         if memory.pending is not None:
-            arrays |= {f"pending.{name}": array for name, array in _sparse(memory.pending, np.int64).items()}
-            arrays["pending.g"] = memory.pending.contribution.g
+            pending = memory.pending
+            arrays |= {"pending.indices": pending.indices, "pending.sent": pending.sent, "pending.g": pending.contribution.g}
             notes["pending"] = [pending_notes(memory.pending)]
         arrays |= {f"trainer.{name}": array for name, array in _contiguous(trainer).items()}
         write_tensors(self.path, arrays, {"fedrep": json.dumps(notes | {"private": self._private, **position})})
@@ -210,7 +211,12 @@ class MemoryFiles:
 
     def _pending(self, notes: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], parameters: int) -> Pending:
         g = self._g(notes["slot"], notes, parameters)
-        return pending_from(notes["submitted"], g, arrays["indices"].astype(np.int64), arrays["sent"])
+        if "sent.coordinates" in arrays:
+            coordinates = arrays["sent.coordinates"].tobytes()
+            indices = decode_coordinates(coordinates, parameters)
+        else:
+            coordinates, indices = b"", arrays["indices"].astype(np.int64)
+        return pending_from(notes["submitted"], g, indices, arrays["sent"], coordinates)
 
     def _g(self, slot: str, notes: Mapping[str, Any], parameters: int) -> NDArray[np.float32]:
         self._require_private(notes)
@@ -281,9 +287,9 @@ def _counted(memory: ErrorMemory, notes: Mapping[str, Any]) -> ErrorMemory:
     return replace(memory, given_up=notes["given_up"], clipped_mass=notes["clipped_mass"])
 
 
-def _sparse(pending: Pending, dtype: Any = np.uint32) -> dict[str, NDArray[Any]]:
-    small = pending.contribution.g.size <= 2**32
-    return {"indices": pending.indices.astype(dtype if small else np.int64), "sent": pending.sent}
+def _coded(pending: Pending) -> dict[str, NDArray[Any]]:
+    coordinates = pending.coordinates or encode_coordinates(pending.indices, pending.contribution.g.size)
+    return {"sent.coordinates": np.frombuffer(coordinates, np.uint8), "sent": pending.sent}
 
 
 def _trainer_of(notes: Mapping[str, Any]) -> object:

@@ -228,6 +228,7 @@ class StateFolder:
 
     def _append(self, part: str, notes: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
         """To the record of this write: its parts are true together, or not at all."""
+        assert self._arrays.keys().isdisjoint(arrays), "parts of one record name their arrays apart"
         self._notes[part] = notes
         self._arrays |= arrays
 

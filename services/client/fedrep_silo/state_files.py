@@ -90,7 +90,9 @@ def change_model(vector: Vector, notes: Mapping[str, Any], arrays: Mapping[str, 
     vector[indices] -= decode_descent(descent, indices.size)
 
 
-def pending_from(found: Mapping[str, Any], g: Vector, indices: NDArray[np.int64], sent: Vector) -> Pending:
+def pending_from(
+    found: Mapping[str, Any], g: Vector, indices: NDArray[np.int64], sent: Vector, coordinates: bytes = b""
+) -> Pending:
     place = Place(
         RunHash(bytes.fromhex(found["run"])),
         found["round"],
@@ -103,7 +105,7 @@ def pending_from(found: Mapping[str, Any], g: Vector, indices: NDArray[np.int64]
         {SiloName(name): load_verify_key(bytes.fromhex(key)) for name, key in found["holders"].items()},
     )
     contribution = Contribution(found["training"], found["version"], g)
-    return Pending(place, contribution, found["clip_range"], indices, sent)
+    return Pending(place, contribution, found["clip_range"], indices, sent, coordinates)
 
 
 def pending_notes(pending: Pending) -> dict[str, Any]:
