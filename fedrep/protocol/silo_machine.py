@@ -674,14 +674,13 @@ class SiloMachine:
         own = (self._own.name, confirmed.message.signature)
         self.part.step = revealed
         self.part.agreed = Evidence(confirmed.survivors, (*confirmations.signatures, own))
-        memory, settled = self.state.memory, self.state.memory.pending
-        if settled is None or not opens(settled.place, confirmed.survivors):
-            settled = None
-        else:  # t holders signed this very U: whatever the server says from here on
-            memory = memory.settle(Fate.OPENED)
-        effects: Effects = [self._save(journal=self.state.journal.revealing(self._manifest.round), memory=memory)]
-        if settled is not None:
-            effects.append(Report(Settled(settled.place.round, Fate.OPENED)))
+        journal, pending = self.state.journal.revealing(self._manifest.round), self.state.memory.pending
+        effects: Effects = []
+        if pending is not None and opens(pending.place, confirmed.survivors):
+            # t holders signed this very U: whatever the server says from here on
+            effects += self._decide_fate(Fate.OPENED, journal=journal)
+        else:
+            effects.append(self._save(journal=journal))
         effects += self._say(Phase.REVEALING, self._saved, revealed.message)
         return [*effects, *self._ask(Phase.REVEALING, self._question_about_end())]
 
@@ -781,12 +780,13 @@ class SiloMachine:
         fate = Fate.UNKNOWN if pending is None else judge(pending.place, evidence)
         return [] if fate is Fate.UNKNOWN else self._decide_fate(fate)
 
-    def _decide_fate(self, fate: Fate) -> Effects:
+    def _decide_fate(self, fate: Fate, **also: Any) -> Effects:
+        """`also` holds other parts of the state, to be saved with it."""
         pending = self.state.memory.pending
         assert pending is not None
         if fate is Fate.CLOSED:
             self._contribution = pending.contribution  # the same g again, while the model stays
-        return [self._save(memory=self.state.memory.settle(fate)), Report(Settled(pending.place.round, fate))]
+        return [self._save(memory=self.state.memory.settle(fate), **also), Report(Settled(pending.place.round, fate))]
 
     def _follow(self, update: Update) -> Effects:
         """The next model from the update if this silo holds the one before; else it is fetched when needed (N5)."""

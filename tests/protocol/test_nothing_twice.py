@@ -158,9 +158,9 @@ def send_the_rest_again(monkeypatch: pytest.MonkeyPatch) -> None:
     keep_the_clipped_rest(monkeypatch)
     careful = SiloMachine._decide_fate
 
-    def decide(machine: SiloMachine, fate: Fate) -> object:
+    def decide(machine: SiloMachine, fate: Fate, **also: object) -> object:
         pending = machine.state.memory.pending
-        effects = careful(machine, fate)
+        effects = careful(machine, fate, **also)
         if pending is not None and fate is Fate.OPENED:
             left = machine.state.memory.residual
             machine._contribution = replace(pending.contribution, g=left)
