@@ -47,7 +47,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 LONGEST_FIRST = (
     "tests/chaos/test_chaos.py",
     "tests/protocol/test_kill_anywhere.py",
-    "tests/browser/test_demo.py",
     "tests/cli/test_demo.py",
 )
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from fedrep_dashboard.app import STATIC
 from tests.harness.dashboard_server import ScriptedRun, ScriptedServer, scripted_run
@@ -26,6 +26,8 @@ FLAGS = [
     "--disable-sync",
 ]
 SMOKE = "test_smoke.py"
+LIMIT = 120_000  # milliseconds: turns a hang into a failure, on a busy machine too
+expect.set_options(timeout=LIMIT)
 SCREENSHOTS = Path(os.environ.get("FEDREP_SCREENSHOTS", "build/screenshots"))
 
 
@@ -108,6 +110,7 @@ def visit(
         color_scheme="dark" if scheme == "dark" else "light",
         reduced_motion="reduce",
     )
+    context.set_default_timeout(LIMIT)
     visitor = Visitor(context.new_page(), url)
     visitor.page.goto(f"{url}/#token={token}")
     visitor.page.wait_for_selector(until)

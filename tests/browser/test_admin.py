@@ -48,6 +48,15 @@ def shown_bytes(count: int) -> str:
     return f"{value:#.3g}".rstrip(".") + f" {unit}"
 
 
+def from_a_file(page: Page) -> None:
+    """The form asks for a file at once where the server has no run whose model could be taken."""
+    choice, file = page.get_by_label("a file"), page.get_by_label("Model file")
+    expect(choice.or_(file).first).to_be_visible()
+    if choice.is_visible():
+        choice.check()
+    expect(file).to_be_visible()
+
+
 def begun(page: Page, model: Path, name: str) -> None:
     page.get_by_role("textbox", name="Name lower-case").fill(name)
     page.get_by_label("Model file").set_input_files(model)
@@ -104,8 +113,7 @@ def test_a_file_that_is_no_model_is_refused_in_words_and_the_run_cannot_be_creat
 ) -> None:
     visitor = visit(chromium, steered.url, until="h1")
     page = visitor.open("/new")
-    if page.get_by_label("a file").count():
-        page.get_by_label("a file").check()
+    from_a_file(page)
     bad = tmp_path / "notes.safetensors"
     bad.write_text("not a model")
     page.get_by_label("Model file").set_input_files(bad)
@@ -124,8 +132,7 @@ def test_an_upload_shows_how_far_it_is_and_can_be_stopped(chromium: Browser, ste
     page = visitor.page
     page.route("**/api/v1/models?*", lambda _route: None)  # neither answered nor let through
     visitor.open("/new")
-    if page.get_by_label("a file").count():
-        page.get_by_label("a file").check()
+    from_a_file(page)
     page.get_by_label("Model file").set_input_files(model)
     expect(page.get_by_role("progressbar", name="Upload")).to_be_visible()
     checked(visitor, "uploading")
@@ -146,8 +153,7 @@ def test_an_upload_that_a_proxy_or_a_lost_session_ends_says_what_to_do(
     page = visitor.page
     page.route("**/api/v1/models?*", lambda route: route.fulfill(status=413, body="<html>too large</html>"))
     visitor.open("/new")
-    if page.get_by_label("a file").count():
-        page.get_by_label("a file").check()
+    from_a_file(page)
     page.get_by_label("Model file").set_input_files(model)
     expect(page.get_by_role("alert")).to_contain_text("A proxy before this dashboard takes no file of that size.")
     page.unroute("**/api/v1/models?*")
