@@ -61,7 +61,7 @@ def test_silos_that_reach_a_standby_play_with_the_leader_and_go_on_when_it_leads
         loop = asyncio.get_running_loop()
 
         def seen(number: int) -> None:
-            if number == 3:
+            if number >= 3:  # it may have missed that very round
                 loop.call_soon_threadsafe(rounds_before.set)
 
         silos = [
