@@ -109,10 +109,14 @@ def wheel(release: Release) -> None:
 
 
 def images(release: Release) -> None:
-    if release.dry or not release.has("docker", "images"):
-        if release.dry:
-            release.skipped.append("images: a dry run builds and pushes none")
+    if not release.has("docker", "images"):
         return
+    if release.dry:
+        try:
+            release.run("docker", "buildx", "inspect", "--bootstrap")
+        except Stop as stop:
+            release.skipped.append(f"images: docker's buildx does not answer here ({str(stop).splitlines()[0]})")
+            return
     revision = release.run("git", "rev-parse", "HEAD")
     for name, (target, arguments) in IMAGES.items():
         tag = f"{release.registry}/{target}:{release.version}" + _suffix(arguments)
@@ -120,6 +124,10 @@ def images(release: Release) -> None:
         given = {"VERSION": release.version, "REVISION": revision, **arguments}
         options = [part for key, value in given.items() for part in ("--build-arg", f"{key}={value}")]
         build = ["docker", "buildx", "build", "--file", DOCKERFILE, *options]
+        if release.dry:
+            release.run(*build, "--target", target, "--output", "type=cacheonly", ".")
+            say(f"image: {target}{_suffix(arguments)} can be built for this machine")
+            continue
         release.run(
             *(*build, "--target", target, "--platform", PLATFORMS, "--tag", tag),
             *("--push", "--sbom=true", "--provenance=mode=max", "--metadata-file", told, "."),

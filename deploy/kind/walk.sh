@@ -63,7 +63,7 @@ fi
 say "the eight commands"
 cd "$work"
 HOST=federation.localhost AUTHORITY=localhost DATABASE=postgresql://fedrep:walk@postgres.database.svc:5432/fedrep "$repository/deploy/cluster.sh" \
-  hospital-a hospital-b hospital-c hospital-d -- --set server.service.type=ClusterIP ${IMAGES:+--set image.registry="$IMAGES"} &
+  hospital-a hospital-b hospital-c hospital-d -- --set server.service.type=ClusterIP ${IMAGES:+--set image.server="$IMAGES/server",image.dashboard="$IMAGES/dashboard"} &
 authority=$!
 until_true helm --namespace fedrep status fedrep >/dev/null 2>&1
 

@@ -98,6 +98,32 @@ def published(release: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     return tools, made
 
 
+def test_a_dry_run_builds_images_for_this_machine_where_an_engine_answers_and_publishes_none(
+    release: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[list[str]] = []
+
+    def engine(*command: str | Path) -> str:
+        calls.append([str(part) for part in command])
+        return ""
+
+    monkeypatch.setattr(release.shutil, "which", lambda _tool: "/usr/bin/tool")
+    release.images(release.Release("0.1.0", "", True, tmp_path, engine))
+    builds = [call for call in calls if call[:3] == ["docker", "buildx", "build"]]
+    assert [call[call.index("--target") + 1] for call in builds] == ["server", "dashboard", "client", "client"]
+    assert all(call[call.index("--output") + 1] == "type=cacheonly" for call in builds)
+    assert not [call for call in calls if "--push" in call or call[0] == "cosign"]
+
+    def no_engine(*_command: str | Path) -> str:
+        raise release.Stop("docker failed: Cannot connect to the Docker daemon\nIs it running?")
+
+    without = release.Release("0.1.0", "", True, tmp_path, no_engine)
+    release.images(without)
+    assert without.skipped == [
+        "images: docker's buildx does not answer here (docker failed: Cannot connect to the Docker daemon)"
+    ]
+
+
 def test_every_image_is_built_for_both_machines_and_signed_by_digest(published: tuple[Tools, Any]) -> None:
     tools, made = published
     builds = [call for call in tools.of("docker", "buildx", "build") if "--push" in call]
