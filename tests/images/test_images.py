@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -39,41 +38,6 @@ VALUES: Manifest = {
     },
     "dashboard": {"settings": {"server": "localhost:8550"}},
 }
-
-
-@pytest.fixture(scope="module")
-def builder() -> Iterator[Builder]:
-    """FEDREP_TEST_IMAGES_FOLDER keeps what was built, so that the next time only what has changed is built again."""
-    kept = os.environ.get("FEDREP_TEST_IMAGES_FOLDER")
-    made = Builder(Path(kept or tempfile.mkdtemp(prefix="fedrep-images-")), bool(kept))
-    try:
-        made.make_base()
-        yield made
-    finally:
-        made.close()
-        sys.stdout.write("\n".join(["", *made.said, ""]))
-
-
-@pytest.fixture
-def network() -> Iterator[int]:
-    """A pod listens everywhere; the machine of a test must not."""
-    with own_network() as holder:
-        yield holder
-
-
-@pytest.fixture(scope="module")
-def server(builder: Builder) -> str:
-    return builder.build("server")
-
-
-@pytest.fixture(scope="module")
-def dashboard(builder: Builder) -> str:
-    return builder.build("dashboard")
-
-
-@pytest.fixture(scope="module")
-def client(builder: Builder) -> str:
-    return builder.build_client()
 
 
 @pytest.fixture(scope="module")
