@@ -23,7 +23,7 @@ from safetensors.numpy import save
 from fedrep.coding import encode_coordinates
 from fedrep.privacy import CoordinateRelease, Ledger
 from fedrep.protocol.manifests import SignedRoundManifest, SignedRunManifest
-from fedrep.protocol.model_state import ModelState
+from fedrep.protocol.model_state import ModelState, ServerModel
 from fedrep.protocol.silo_state import Journal
 from fedrep.record_privacy import RecordLedger, SampledGaussian
 from fedrep.secagg.keys import AgreementKey, SecretBytes, generate_signing_key
@@ -34,6 +34,8 @@ from fedrep.wire.v1 import federation_pb2 as pb
 from fedrep_identity.authority import CertificateAuthority, certificate_request
 from fedrep_identity.invitations import Invitation
 from fedrep_identity.names import Identity, Role
+from fedrep_server.rounds.model_steps import StoredStep
+from fedrep_server.rounds.model_store import FolderModelStore
 from fedrep_silo.audit import Audit
 from fedrep_silo.state_files import journal_notes, model_notes
 from tests.fuzz.corpus import add
@@ -142,6 +144,19 @@ def states() -> Iterator[tuple[str, bytes]]:
         yield "audit", (Path(temporary) / "audit.jsonl").read_bytes()
 
 
+def stored_models() -> Iterator[tuple[str, bytes]]:
+    """As a server keeps them: a whole one, and the step to the next."""
+    with tempfile.TemporaryDirectory() as temporary:
+        store, model = FolderModelStore(Path(temporary)), ServerModel.initial(VECTOR)
+        indices = np.array([1, 4])
+        after, descent = model.apply(indices, encode_coordinates(indices, PARAMETERS), np.array([0.5, -1.0], np.float32), 16)
+        state = after.state
+        store.put("r", 1, state.vector, after.residual, state.hash, state.chain)
+        yield "checkpoint", store.path("r", 1).read_bytes()
+        store.put_step("r", StoredStep(1, descent, after.residual[indices], state.hash, state.chain))
+        yield "model_step", store.step_path("r", 1).read_bytes()
+
+
 def files() -> Iterator[tuple[str, bytes]]:
     yield "model_file", save({"b": VECTOR, "a": VECTOR.reshape(2, 3)}, {"fedrep.order": '["b", "a"]'})
     yield "model_file", save({"b": VECTOR})
@@ -158,7 +173,7 @@ def files() -> Iterator[tuple[str, bytes]]:
 
 
 def main() -> None:
-    for part in (messages(), numbers(), identities(), states(), files()):
+    for part in (messages(), numbers(), identities(), states(), stored_models(), files()):
         for name, data in part:
             add(name, data)
 

@@ -24,7 +24,7 @@ from fedrep.coding import decode_coordinates, decode_values, encode_coordinates,
 from fedrep.errors import FedrepError
 from fedrep.protocol.manifests import RunHash, SiloName
 from fedrep.protocol.messages import Descent
-from fedrep.protocol.model_state import decode_descent
+from fedrep.protocol.model_state import decode_descent, model_hash
 from fedrep.secagg.keys import AgreementKey, SecretBytes, load_verify_key
 from fedrep.secagg.shamir import ELEMENT_BYTES, combine
 from fedrep.secagg.shares import open_share
@@ -42,6 +42,7 @@ from fedrep_runtime.model_files import read_flat_vector, read_model
 from fedrep_runtime.run_config import RunConfig
 from fedrep_runtime.settings import load_settings
 from fedrep_server.config import ServerSettings
+from fedrep_server.rounds.model_store import STEP_SUFFIX, FolderModelStore
 from fedrep_silo.audit import Audit
 from fedrep_silo.change_log import MARK, read_log
 from fedrep_silo.config import load_silo_settings
@@ -228,6 +229,23 @@ def _finite_model(path: Path) -> None:
         raise UnsoundError("a model that is not finite")
 
 
+def _of_server(decode: Callable[[FolderModelStore], object]) -> Callable[[Path], object]:
+    """The model store of a server, in whose folder of a run the file lies."""
+
+    def read(path: Path) -> object:
+        (path.parent / "r").mkdir()
+        path.rename(path.parent / "r" / path.name)
+        return decode(FolderModelStore(path.parent))
+
+    return read
+
+
+def _finite_checkpoint(store: FolderModelStore) -> None:
+    found = store.get("r", 1)
+    if found.version != 1 or model_hash(found.vector, found.hash) != found.hash:
+        raise UnsoundError("a model that is not what its hash says")
+
+
 _DECODERS: dict[str, Callable[[bytes], object]] = {
     "coordinates": _coordinates,
     "values": _values,
@@ -269,6 +287,8 @@ _DECODERS: dict[str, Callable[[bytes], object]] = {
     "record_books": _in_file("records.json", lambda path: RecordBooks(path.parent, None).ledger()),
     "audit": _in_file("audit.jsonl", _audit),
     "model_file": _in_file("model.safetensors", _finite_model),
+    "checkpoint": _in_file("1.safetensors", _of_server(_finite_checkpoint)),
+    "model_step": _in_file(f"1{STEP_SUFFIX}", _of_server(lambda store: store.step("r", 1))),
     "flat_vector": _in_file("model.npy", lambda path: read_flat_vector(path, "model.npy")),
     "idx": _in_file("images", read_idx),
     "idx_gz": _in_file("images.gz", read_idx),
