@@ -288,9 +288,10 @@ def test_privacy_lets_no_sample_count_leave(federation: Federation, tmp_path: Pa
     serve(federation, scenario, "record-report")
 
 
-def test_a_run_that_asks_for_a_promise_is_joined_by_silos_with_a_budget_and_by_no_others(
-    federation: Federation, tmp_path: Path
-) -> None:
+def test_a_run_that_asks_for_a_promise_is_joined_by_silos_with_a_budget_and_by_no_others(tmp_path: Path) -> None:
+    """The fourth never comes: a server that gathered everybody would wait for it until its limit."""
+    federation = Federation.create(tmp_path / "federation", silos=4, gather_seconds=0.0)
+
     async def scenario(federation: Federation, run: str) -> None:
         await federation.create_run(run, rounds=1, quorum=3, record_epsilon_at_most=1.0, delta_at_most=1e-5)
         private = [federation.daemon(n, run, StatingTrainer(n), privacy=PRIVACY, ledger=tmp_path / str(n)) for n in range(3)]
