@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import multiprocessing
-import os
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -17,41 +15,25 @@ from pydantic import ValidationError
 
 from fedrep.errors import FedrepError, RefusedError, SettingsError
 from fedrep.protocol.error_memory import ErrorMemory
-from fedrep.protocol.model_state import ModelState
-from fedrep.protocol.silo_effects import Train, Trained, TrainingFailed, TrainingRefused
+from fedrep.protocol.silo_effects import Trained, TrainingFailed, TrainingRefused
 from fedrep.protocol.silo_state import Journal
-from fedrep.record_privacy import Stated, TrainingPrivacy
 from fedrep_cli.client_check import _policy, _records
 from fedrep_silo.audit import Audit
 from fedrep_silo.config import SiloSettings, load_silo_settings
 from fedrep_silo.record_books import RecordBooks
 from fedrep_silo.state import StateFolder
-from fedrep_silo.training import Training
 from fedrep_trainers.layout import Vector
 from fedrep_trainers.settings import PrivacySettings
-from fedrep_trainers.trainer import Allowance, TrainResult
+from fedrep_trainers.trainer import TrainResult
 from tests.harness.federation import PARAMETERS, Federation, StubTrainer
 from tests.harness.scenarios import finish_in_step, serve
 from tests.protocol.federation import Federation as CoreFederation
-
-PRIVACY = PrivacySettings(epsilon=1.0, delta=1e-5)
+from tests.silo.charging import PRIVACY, StatingTrainer, books, charge_until_refused, die, trained, training
 
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Federation:
     return Federation.create(tmp_path_factory.mktemp("records"), silos=4)
-
-
-MODEL = ModelState.initial(np.zeros(PARAMETERS, np.float32))
-
-
-class StatingTrainer(StubTrainer):
-    """Says that each of its trainings is (0.4, 0)-private, and counts them."""
-
-    statement: TrainingPrivacy | None = Stated(0.4)
-
-    def privacy(self, allowance: Allowance | None) -> TrainingPrivacy | None:  # noqa: ARG002 - the protocol's
-        return self.statement
 
 
 class LateTrainer(StatingTrainer):
@@ -65,19 +47,6 @@ class LateTrainer(StatingTrainer):
     def train(self, model: Vector, round_number: int) -> TrainResult:
         self.charged.append(self._books.ledger().trainings)
         return super().train(model, round_number)
-
-
-def books(folder: Path, privacy: PrivacySettings | None = PRIVACY) -> RecordBooks:
-    return RecordBooks(folder, privacy)
-
-
-def training(folder: Path, trainer: StubTrainer, privacy: PrivacySettings | None = PRIVACY) -> Training:
-    return Training(trainer, trainer.state(), books(folder, privacy), Audit(folder / "audit.jsonl"))
-
-
-def trained(training: Training, run: str = "run", round_number: int = 1) -> Trained | TrainingFailed | TrainingRefused:
-    start_from = training.trainer.state()
-    return asyncio.run(training.carry_out(Train(MODEL, round_number, start_from, run, 10)))
 
 
 def test_a_training_is_charged_before_it_starts(tmp_path: Path) -> None:
@@ -123,50 +92,20 @@ def test_two_silos_of_one_data_set_never_charge_the_same_budget_twice(tmp_path: 
     """Processes that all see the same file: only as many trainings as fit are let through."""
     context = multiprocessing.get_context("spawn")
     with context.Pool(4) as pool:
-        let_through = pool.starmap(_charge_until_refused, [(tmp_path, f"run-{n}") for n in range(4)])
+        let_through = pool.starmap(charge_until_refused, [(tmp_path, f"run-{n}") for n in range(4)])
     assert sum(let_through) == 20
     assert books(tmp_path, PrivacySettings(epsilon=2.0, delta=1e-5)).ledger().trainings == 20
 
 
-def _charge_until_refused(folder: Path, run: str) -> int:
-    trainer, count = StatingTrainer(), 0
-    trainer.statement = Stated(0.1)
-    while True:
-        try:
-            books(folder, PrivacySettings(epsilon=2.0 + 1e-9, delta=1e-5)).charge(run, trainer, 1)
-        except RefusedError:
-            return count
-        count += 1
-
-
 @pytest.mark.parametrize(("moment", "charged"), [("before", 0), ("during", 1), ("after", 1)])
 def test_kill_9_forgets_no_training_that_started(tmp_path: Path, moment: str, charged: int) -> None:
-    process = multiprocessing.get_context("spawn").Process(target=_die, args=(tmp_path, moment))
+    process = multiprocessing.get_context("spawn").Process(target=die, args=(tmp_path, moment))
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL
     assert books(tmp_path).ledger().trainings == charged
     assert isinstance(trained(training(tmp_path, StatingTrainer())), Trained)
     assert books(tmp_path).ledger().trainings == charged + 1, "it is trained again, and paid for again"
-
-
-def _die(folder: Path, moment: str) -> None:
-    def kill() -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    class Dying(StatingTrainer):
-        def privacy(self, allowance: Allowance | None) -> TrainingPrivacy | None:
-            if moment == "before":
-                kill()
-            return super().privacy(allowance)
-
-        def train(self, model: Vector, round_number: int) -> TrainResult:
-            if moment == "during":
-                kill()
-            return super().train(model, round_number)
-
-    trained(training(folder, Dying()))
-    kill()
 
 
 def test_trainings_without_a_statement_are_counted_and_no_later_budget_covers_them(tmp_path: Path) -> None:
