@@ -5,7 +5,8 @@ The server adds its rounding residual before it codes G in 8 or 16 bits; both th
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import sys
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from blake3 import blake3
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedrep.coding import decode_coordinates
 from fedrep.downlink import apply_in_place, apply_update, decode_update, encode_update
-from fedrep.errors import DecodeError, RefusedError
+from fedrep.errors import DecodeError, FedrepError, RefusedError
 from fedrep.protocol.messages import Descent, ModelName, Update
 from fedrep.secagg.transcript import digest, digest_of_large
 from fedrep.sparsify import gather
@@ -23,6 +24,7 @@ SHA256_SIZE = 32
 BLAKE3 = b"\x1e"
 _CONTEXT = "fedrep/v1 fedrep/model"
 _WORTH_THREADS = 1 << 20  # bytes
+_OWN = 3  # what refers to a vector that nobody reads, as `_end_tenure` counts: its model, a name, and the question itself
 
 
 def model_hash(vector: NDArray[np.float32], like: bytes = BLAKE3) -> bytes:
@@ -104,12 +106,25 @@ class ModelState:
         return replace(after, descent=replace(update.descent, coordinates=known) if known else None)
 
 
+class Tenure:
+    """Whether a model still has its memory, or the next one has taken it."""
+
+    __slots__ = ("is_over",)
+
+    def __init__(self) -> None:
+        self.is_over = False
+
+
 @dataclass(frozen=True, slots=True)
 class ServerModel:
-    """The server's side: the model and the part of past updates that 8 or 16 bits could not carry."""
+    """The server's side: the model and the part of past updates that 8 or 16 bits could not carry.
+
+    Whoever reads a model while the next one may be made takes hold of its vector first, and then looks at its tenure.
+    """
 
     state: ModelState
     residual: NDArray[np.float32]
+    tenure: Tenure = field(default_factory=Tenure, compare=False, repr=False)
 
     @classmethod
     def initial(cls, vector: NDArray[np.float32], like: bytes = BLAKE3) -> ServerModel:
@@ -122,14 +137,36 @@ class ServerModel:
         coordinates: bytes,
         aggregate: NDArray[np.float32],
         bits: int,
+        *,
+        in_place: bool = False,
     ) -> tuple[ServerModel, Descent]:
-        """The next model, and what goes down to the silos; `coordinates` is `indices`, coded. Others may be reading this one."""
+        """The next model, and what goes down to the silos; `coordinates` is `indices`, coded.
+
+        With `in_place` the next one takes this one's memory, unless somebody else holds on to it.
+        """
+        if self.tenure.is_over:
+            raise AssertionError("the next model has taken this one's memory: what is made from it would be made of neither")
         down = encode_update(aggregate, gather(self.residual, indices), bits)
-        after = self.state._advance(indices, down.values)
-        residual = self.residual.copy()
-        residual[indices] = down.residual
         descent = Descent(coordinates, encode_levels(down.levels), float(down.scale), bits)
-        return replace(self, state=after, residual=residual), descent
+        if in_place and self._end_tenure():
+            try:
+                apply_in_place(self.state.vector, indices, down.values)
+            except FedrepError:
+                self.tenure.is_over = False  # nothing was changed
+                raise
+            after, residual = self.state.succeeded_by(self.state.vector), self.residual
+        else:
+            after, residual = self.state._advance(indices, down.values), self.residual.copy()
+        residual[indices] = down.residual
+        return ServerModel(after, residual), descent
+
+    def _end_tenure(self) -> bool:
+        """Said before it is asked who reads: a reader takes hold before it looks, so that one of the two sees the other."""
+        self.tenure.is_over = True
+        vector, residual = self.state.vector, self.residual
+        owned = sys.getrefcount(vector) == _OWN and sys.getrefcount(residual) == _OWN
+        self.tenure.is_over = owned and vector.flags.writeable and residual.flags.writeable
+        return self.tenure.is_over
 
 
 def indices_of(update: Update, parameters: int) -> NDArray[np.int64]:

@@ -71,8 +71,11 @@ def close_round(
     manifest: RoundManifest,
     result: RoundResult,
     progress: RunProgress,
+    *,
+    in_place: bool = False,
 ) -> ClosedRound:
-    result, model, descent = _descend(result, progress.model, rules.downlink_bits)
+    """With `in_place` the model of `progress` may be gone: whoever wants that keeps nothing of it but its name."""
+    result, model, descent = _descend(result, progress.model, rules.downlink_bits, in_place=in_place)
     applied = result.combined.vector if result.combined is not None else None
     bits = result.bits.values()
     after = replace(
@@ -114,12 +117,14 @@ def _update(rules: RunManifest, after: RunProgress, result: RoundResult, descent
     return Update(rules.digest(), after.last_round, result.outcome, result.reason, name, evidence, descent)
 
 
-def _descend(result: RoundResult, model: ServerModel, bits: int) -> tuple[RoundResult, ServerModel, Descent | None]:
+def _descend(
+    result: RoundResult, model: ServerModel, bits: int, *, in_place: bool
+) -> tuple[RoundResult, ServerModel, Descent | None]:
     """A model that the update would make infinite stays as it is: the round is skipped, and the run goes on."""
     if result.combined is None:
         return result, model, None
     try:
-        return result, *model.apply(result.indices, result.coordinates, result.combined.vector, bits)
+        return result, *model.apply(result.indices, result.coordinates, result.combined.vector, bits, in_place=in_place)
     except FedrepError as error:
         reason = f"the update cannot be applied: {error}"
         return replace(result, outcome=Outcome.SKIPPED, reason=reason, combined=None, opened=()), model, None

@@ -100,9 +100,14 @@ STATES: dict[tuple[RunState, type[RunEvent]], RunState] = {
 
 
 class ServerRun:
-    """`sign` puts the server's signature under a round's manifest; `progress` and `open` change as events are received."""
+    """`sign` puts the server's signature under a round's manifest; `progress` and `open` change as events are received.
 
-    def __init__(self, rules: RunManifest, progress: RunProgress, dice: Dice, sign: Sign, goals: Goals) -> None:
+    With `in_place` a model takes the memory of the one before it, also while its round is not committed yet.
+    """
+
+    def __init__(
+        self, rules: RunManifest, progress: RunProgress, dice: Dice, sign: Sign, goals: Goals, *, in_place: bool = False
+    ) -> None:
         self._first = rules
         self.progress = progress
         self.open: OpenedRound | None = None
@@ -110,6 +115,7 @@ class ServerRun:
         self._dice = dice
         self._sign = sign
         self._goals = goals
+        self._in_place = in_place
         self._asked: tuple[Save, RunProgress] | None = None
         self._broken: dict[SiloName, int] = {}
         self._losses = 0
@@ -238,7 +244,7 @@ class ServerRun:
                 case Noted():
                     notes.append(replace(effect, round=manifest.round))
                 case RoundEnded(result):
-                    closed = _amended(close_round(self.rules, manifest, result, self.progress))
+                    closed = _amended(close_round(self.rules, manifest, result, self.progress, in_place=self._in_place))
                     return self._ask(CommitRound(closed, (*notes, closed.line())))
         return [*timers, *notes]
 

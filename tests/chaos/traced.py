@@ -122,7 +122,10 @@ def watch_server(trace: TraceFile) -> None:
         return combined
 
     def traced_close(rules: Any, manifest: Any, result: Any, progress: Any, **options: Any) -> Any:
-        residual = progress.model.residual.copy()  # the next one may take its memory
+        vector, residual = (
+            progress.model.state.vector.copy(),
+            progress.model.residual.copy(),
+        )  # which the next one may take
         closed = close(rules, manifest, result, progress, **options)
         means = opened.pop(id(result.combined), None)
         survivors = [[str(each.silo) for each in buffer] for buffer in result.survivors.buffers] if result.survivors else []
@@ -132,7 +135,7 @@ def watch_server(trace: TraceFile) -> None:
         arrays: dict[str, Any] = {}
         if means is not None and result.combined is not None:
             arrays = {f"mean_{number}": mean for number, mean in means.items()}
-            arrays |= {"aggregate": result.combined.vector, "indices": result.indices, "model": before.vector}
+            arrays |= {"aggregate": result.combined.vector, "indices": result.indices, "model": vector}
             arrays |= {"residual": residual, "after": after.vector}
         trace.note("closed", notes, **arrays)
         return closed

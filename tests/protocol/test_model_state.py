@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from blake3 import blake3
 from numpy.typing import NDArray
 
+from fedrep.coding import encode_coordinates
 from fedrep.errors import DecodeError, NonFiniteError, RefusedError
 from fedrep.protocol.manifests import RunHash
 from fedrep.protocol.messages import Descent, Evidence, Outcome, Update
@@ -140,6 +142,54 @@ def test_applying_leaves_the_old_state_as_it_was() -> None:
     before = (server.state.vector.tobytes(), server.residual.tobytes())
     updates(server, 2)
     assert (server.state.vector.tobytes(), server.residual.tobytes()) == before
+
+
+def test_the_servers_next_model_takes_the_memory_of_the_last_and_has_the_same_bits() -> None:
+    rng = np.random.default_rng(8)
+    copied = ServerModel.initial(rng.normal(size=D).astype(np.float32))
+    taken = ServerModel.initial(copied.state.vector.copy())
+    place = taken.state.vector.ctypes.data
+    for _ in range(3):
+        indices, values = np.sort(rng.choice(D, 3, replace=False)), rng.normal(size=3).astype(np.float32)
+        coded, before = encode_coordinates(indices, D), taken
+        copied, down = copied.apply(indices, coded, values, 16)
+        taken, same = before.apply(indices, coded, values, 16, in_place=True)
+        assert (taken.state.name, same) == (copied.state.name, down)
+        assert np.array_equal(taken.residual, copied.residual)
+        assert taken.state.vector.ctypes.data == place
+        assert before.tenure.is_over
+        assert not taken.tenure.is_over
+        with pytest.raises(AssertionError, match="taken this one's memory"):
+            before.apply(indices, coded, values, 16)
+
+
+def test_a_model_that_somebody_reads_keeps_its_memory() -> None:
+    indices, values = np.array([1]), np.ones(1, np.float32)
+    coded = encode_coordinates(indices, D)
+    holds: list[Callable[[ServerModel], object]] = [
+        lambda model: model.state.vector,
+        lambda model: model.state.vector[2:].data,
+        lambda model: model.residual,
+    ]
+    for held in holds:
+        model = ServerModel.initial(np.zeros(D, np.float32))
+        reader = held(model)
+        model.apply(indices, coded, values, 16, in_place=True)
+        assert not model.tenure.is_over
+        assert not model.state.vector.any()
+        del reader
+        model.apply(indices, coded, values, 16, in_place=True)
+        assert model.tenure.is_over
+
+
+def test_an_update_that_cannot_be_applied_leaves_the_servers_model_its_memory() -> None:
+    model = ServerModel.initial(np.full(D, -3e38, np.float32))
+    indices = np.array([1])
+    with pytest.raises(NonFiniteError):
+        model.apply(indices, encode_coordinates(indices, D), np.array([3e38], np.float32), 16, in_place=True)
+    assert not model.tenure.is_over
+    assert (model.state.vector == np.float32(-3e38)).all()
+    assert not model.residual.any()
 
 
 def test_the_chain_starts_from_the_initial_model_and_grows_by_version_and_hash() -> None:

@@ -152,7 +152,7 @@ class Coordinator:
     def _driver(self, signed: SignedRunManifest, records: RunRecords, progress: RunProgress) -> RunDriver:
         rules, options = signed.manifest, records.options
         goals = Goals(rules.rounds, options.target_accuracy, options.epsilon_budget)
-        machine = ServerRun(rules, progress, Dice(records.buffer_seed), self._seal.sign, goals)
+        machine = ServerRun(rules, progress, Dice(records.buffer_seed), self._seal.sign, goals, in_place=True)
         return RunDriver(signed, machine, records, self.settings, self._listeners)
 
     def _add(self, driver: RunDriver) -> None:
@@ -200,9 +200,10 @@ class Coordinator:
         return self._certificates.get(fingerprint, b"")
 
     async def model(self, driver: RunDriver, version: int) -> StoredModel:
-        state = driver.model.state
-        if version == state.version:
-            return StoredModel(version, state.vector, driver.model.residual, state.hash, state.chain)
+        model = driver.model
+        held = StoredModel(version, model.state.vector, model.residual, model.state.hash, model.state.chain)
+        if version == model.state.version and not model.tenure.is_over:
+            return held
         return await asyncio.to_thread(driver.records.model, version)
 
     async def report(self, driver: RunDriver, peer: PeerCertificate, request: pb.ReportMetricsRequest) -> None:
