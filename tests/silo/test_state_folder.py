@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
+from unittest.mock import ANY
 
 import grpc
 import numpy as np
@@ -26,6 +30,7 @@ from fedrep_silo.audit import Audit
 from fedrep_silo.config import SiloSettings
 from fedrep_silo.connection import ServerAwayError, connect
 from fedrep_silo.ledgers import LONGEST_FILE, LedgerFolder
+from fedrep_silo.reports import Reports
 from fedrep_silo.state import StateFolder, Written
 from tests.harness.federation import PARAMETERS, StubTrainer
 
@@ -232,3 +237,30 @@ def test_a_model_alone_waits_for_no_disk_and_is_safe_with_the_next_write(tmp_pat
     assert again.model is not None
     assert again.model.version == 1
     assert again.journal.last_round == 1
+
+
+def test_a_status_that_a_full_disk_does_not_take_is_said_and_written_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = SiloSettings(server="localhost:1", run="run", credentials=tmp_path, state=tmp_path, ledger=tmp_path)
+    folder, nobody = StateFolder(tmp_path), cast(Any, None)
+    written: list[object] = []
+
+    def full(_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def scenario() -> None:
+        reports = Reports(settings, nobody, folder, nobody, nobody, "silo-0", nobody)
+        monkeypatch.setattr(folder, "save_status", full)
+        reports._show_again({})
+        monkeypatch.setattr(folder, "save_status", written.append)
+        reports.phase(1, "training")
+        reports.close()
+
+    with structlog.testing.capture_logs() as logs:
+        asyncio.run(scenario())
+    assert [line["event"] for line in logs] == ["status_not_written"]
+    assert written[-1] == {"silo": "silo-0", "run": "run", "server": "localhost:1", "phase": "training"} | {
+        "at": ANY,
+        "round": 1,
+    }
