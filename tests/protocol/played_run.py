@@ -150,6 +150,7 @@ class Interpreter:
     moment: Callable[[], None] = nothing
     heard: list[Announced | Answered | RunEvent] = field(default_factory=list)
     asked: list[Save] = field(default_factory=list)
+    models: dict[int, ServerModel] = field(default_factory=dict)
     gathered: list[bool] = field(default_factory=list)
     timers: list[SetTimer] = field(default_factory=list)
     graces: list[StartGrace] = field(default_factory=list)
@@ -188,9 +189,15 @@ class Interpreter:
 
     def save(self, save: Save) -> None:
         self.asked.append(save)
+        self.models[save.progress.model.state.version] = copied(save.progress.model)
         for _ in self.disk.write(save):
             self.moment()
         self.tell(Saved(save))
+
+
+def copied(model: ServerModel) -> ServerModel:
+    """As it is now: the next one may take its memory."""
+    return ServerModel(replace(model.state, vector=model.state.vector.copy()), model.residual.copy())
 
 
 class Routed:

@@ -29,8 +29,7 @@ class Past:
     @classmethod
     def of(cls, interpreter: Interpreter, first: ServerModel) -> Past:
         asked: Sequence[Save] = interpreter.asked
-        models = {save.progress.model.state.version: save.progress.model for save in asked}
-        return cls(tuple(interpreter.heard), {0: first, **models}, any(isinstance(save, KeepModel) for save in asked))
+        return cls(tuple(interpreter.heard), {0: first, **interpreter.models}, any(isinstance(save, KeepModel) for save in asked))
 
 
 def play_rounds(run: PlayedRun, silent_from: dict[SiloName, Phase]) -> None:

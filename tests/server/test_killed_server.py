@@ -24,7 +24,7 @@ from fedrep_server.rounds.model_store import FolderModelStore, ModelStore
 from fedrep_server.rounds.records import RunRecords
 from fedrep_server.rounds.run_driver import RunDriver
 from fedrep_server.store import Store, open_store, sqlite_url
-from tests.protocol.played_run import Interpreter, PlayedRun
+from tests.protocol.played_run import Interpreter, PlayedRun, copied
 from tests.protocol.run_crashes import Past, check_restart, play_commands, play_rounds
 
 WRITES = frozenset(
@@ -114,7 +114,7 @@ def four_silos() -> PlayedRun:
 
 def kill_everywhere(run: PlayedRun, script: Callable[[PlayedRun], None], credentials: Path, folder: Path, lost: str = "") -> int:
     """Plays the script, and restarts from copies of the folder: after every write, and after every word to anybody."""
-    live, first = folder / "live", run.model
+    live, first = folder / "live", copied(run.model)
     kills: list[tuple[Path, Past]] = []
 
     def moment() -> None:
