@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tests.fuzz.targets import Target
+if TYPE_CHECKING:
+    from tests.fuzz.targets import Target
 
 PACKAGES = ("fedrep/", "fedrep_identity/", "fedrep_runtime/", "fedrep_server/", "fedrep_silo/", "fedrep_trainers/")
 
