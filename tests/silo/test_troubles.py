@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +19,7 @@ from fedrep_cli.processes import free_port
 from fedrep_identity.certificates import Role
 from fedrep_runtime.files import lock_folder
 from fedrep_runtime.run_config import DeadlineConfig
-from fedrep_silo.connection import ServerAwayError
+from fedrep_silo.connection import FIRST_PAUSE, LONGEST_PAUSE, ServerAwayError
 from tests.harness.federation import Federation, StubTrainer
 from tests.harness.processes import run_scenario
 from tests.harness.scenarios import confirmed_rounds, finish, finish_in_step, serve
@@ -136,8 +135,15 @@ def test_a_server_away_is_tried_again_with_growing_pauses_and_mentioned_once(
         pauses.append(seconds)
         await sleep(0)
 
+    jitter: list[tuple[float, float]] = []
+
+    def longest(least: float, most: float) -> float:
+        jitter.append((least, most))
+        return most
+
     monkeypatch.setattr("fedrep_silo.connection.asyncio.sleep", quick)
     monkeypatch.setattr("fedrep_silo.connection.time", SimpleNamespace(monotonic=lambda: sum(pauses)))
+    monkeypatch.setattr("fedrep_silo.connection.random", SimpleNamespace(uniform=longest))
     nobody = f"localhost:{free_port()}"
 
     async def scenario() -> None:
@@ -147,10 +153,9 @@ def test_a_server_away_is_tried_again_with_growing_pauses_and_mentioned_once(
         await daemon.connection.close()
 
     run_scenario(scenario())
-    waits = [pause for pause in pauses if pause >= 0.25][:6]
-    assert all(later > 0.99 * earlier for earlier, later in pairwise(waits)), "they grow"
-    assert max(waits) > 2
-    assert len({round(pause, 6) for pause in waits}) == len(waits), "and are jittered"
+    waits = [pause for pause in pauses if pause >= FIRST_PAUSE]
+    assert waits[:6] == [0.5, 1.0, 2.0, 4.0, 8.0, LONGEST_PAUSE], "they grow"
+    assert set(jitter) == {(0.5, 1.0)}, "and are jittered"
     assert sum(line["event"] == "server_away" for line in lines) == 1
 
 
