@@ -28,6 +28,10 @@ class Assembler:
         self._what = what
         self._data = bytearray()  # not a list of chunks: millions of tiny ones would cost many times their bytes
 
+    @property
+    def count(self) -> int:
+        return len(self._data)
+
     def add(self, chunk: bytes) -> None:
         if len(self._data) + len(chunk) > self.size:
             raise DecodeError(f"{self._what}: more bytes than the {self.size} announced", reason="TOO_LARGE")

@@ -300,12 +300,16 @@ class FindRunsResponse(_message.Message):
     def __init__(self, runs: _Optional[_Iterable[_Union[OfferedRun, _Mapping]]] = ...) -> None: ...
 
 class GetModelRequest(_message.Message):
-    __slots__ = ("run", "version")
+    __slots__ = ("run", "version", "offset", "length")
     RUN_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
     run: bytes
     version: int
-    def __init__(self, run: _Optional[bytes] = ..., version: _Optional[int] = ...) -> None: ...
+    offset: int
+    length: int
+    def __init__(self, run: _Optional[bytes] = ..., version: _Optional[int] = ..., offset: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
 
 class ModelHeader(_message.Message):
     __slots__ = ("version", "parameters", "model_hash", "chain", "sha256")

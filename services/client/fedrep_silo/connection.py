@@ -66,6 +66,7 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 LARGEST_PAYLOAD = 8 * 2**30
+MODEL_PIECE = 8 * 2**20
 REMINDER_SECONDS = 60.0
 CALL_SECONDS = 180.0
 STREAM_SECONDS = 3600.0  # a large model over a slow line; a dead line is noticed by keepalive pings long before
@@ -243,16 +244,30 @@ class Connection:
         ]
 
     async def model(self, run: bytes, version: int) -> tuple[int, NDArray[np.float32]]:
-        async def fetch(stub: Any) -> tuple[pb.ModelHeader, bytearray]:
-            stream = stub.GetModel(pb.GetModelRequest(run=run, version=version), timeout=STREAM_SECONDS)
+        """Piece by piece: a server that sent all at once would hold, for every silo, what that has not read yet."""
+        known: tuple[pb.ModelHeader, Assembler] | None = None
+
+        async def fetch(stub: Any) -> tuple[pb.ModelHeader, Assembler]:
+            offset = known[1].count if known is not None else 0
+            request = pb.GetModelRequest(run=run, version=version, offset=offset, length=MODEL_PIECE)
+            stream = stub.GetModel(request, timeout=STREAM_SECONDS)
             header = await _header_of(stream)
-            assembler = Assembler(4 * header.parameters, header.sha256, LARGEST_PAYLOAD, "the model")
+            if known is not None and (header.sha256, header.parameters) == (known[0].sha256, known[0].parameters):
+                assembler = known[1]
+            elif offset:
+                raise DecodeError("another model came in the middle of one; it is fetched again", reason="WRONG_HASH")
+            else:
+                assembler = Assembler(4 * header.parameters, header.sha256, LARGEST_PAYLOAD, "the model")
             async for message in stream:
                 assembler.add(message.chunk)
-            return header, await asyncio.to_thread(assembler.take)
+            if assembler.count == offset and assembler.count < assembler.size:
+                raise DecodeError("the server sends nothing more of the model", reason="TRUNCATED")
+            return header, assembler
 
-        header, data = await self._call("GetModel", fetch)
-        return header.version, np.frombuffer(data, "<f4").astype(np.float32, copy=False)
+        while known is None or known[1].count < known[1].size:
+            known = await self._call("GetModel", fetch)
+        header, assembler = known
+        return header.version, np.frombuffer(await asyncio.to_thread(assembler.take), "<f4").astype(np.float32, copy=False)
 
     async def certificates(self, run: bytes, fingerprints: Sequence[bytes]) -> list[bytes]:
         request = pb.GetCertificatesRequest(run=run, fingerprints=fingerprints)

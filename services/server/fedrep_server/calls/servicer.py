@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedrep.errors import CryptoError, DecodeError, FedrepError, LimitError, OutOfPhaseError, UnknownSiloError
+from fedrep.errors import CryptoError, DecodeError, FedrepError, InvalidInputError, LimitError, OutOfPhaseError, UnknownSiloError
 from fedrep.protocol.manifests import RosterEntry, SiloName
 from fedrep.protocol.round_closing import with_statements
 from fedrep.protocol.server_rules import check_session_key
@@ -24,6 +24,7 @@ from fedrep.wire.v1 import federation_pb2_grpc
 from fedrep_identity.certificates import PeerCertificate, Role
 from fedrep_server.calls.expected import proposal_to_come, reveal_to_come, submission_to_come
 from fedrep_server.calls.interceptor import Coding, Gate, caller, concerns_run, only_one_of_its_kind
+from fedrep_server.calls.model_shelf import ModelShelf
 from fedrep_server.calls.permissions import FEDERATION
 from fedrep_server.calls.play import Stream
 from fedrep_server.calls.versions import require_same_version
@@ -45,6 +46,7 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         self._coordinator = coordinator
         self._gate = gate
         self._receive_seconds = coordinator.settings.receive_seconds
+        self._shelf = ModelShelf(coordinator)
         self._hashing = threading.Lock()
         self._hashed = (b"", b"")  # a model's own hash, and the SHA-256 that goes with its chunks
 
@@ -87,8 +89,11 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> AsyncIterator[pb.GetModelResponse]:
         driver = self._run(request.run)
         only_one_of_its_kind()
-        stored = await self._coordinator.model(driver, request.version)
+        stored = await self._shelf.model(driver, request.version, in_pieces=request.length > 0)
         data = stored.vector.astype("<f4", copy=False).view(np.uint8).data
+        if request.offset > len(data):
+            raise InvalidInputError(f"the model has {len(data)} bytes; none is left from {request.offset} on")
+        wanted = data[request.offset :][: request.length or None]
         sha256 = await asyncio.to_thread(self._sha256, stored.hash, data)
         header = pb.ModelHeader(
             version=stored.version,
@@ -98,8 +103,10 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
             sha256=sha256,
         )
         yield pb.GetModelResponse(header=header)
-        for chunk in cut_into_chunks(data):
+        for chunk in cut_into_chunks(wanted):
             yield pb.GetModelResponse(chunk=chunk)
+        if request.offset + len(wanted) == len(data):
+            self._shelf.fetched(driver, request.version)
 
     def _sha256(self, model: bytes, data: memoryview) -> bytes:
         """All silos of a run ask for the same model at about the same time: one hash serves them."""
