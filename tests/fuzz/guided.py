@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import redirect_stderr
+from io import StringIO
 from pathlib import Path
 
 import atheris  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
 PACKAGES = ["fedrep", "fedrep_identity", "fedrep_runtime", "fedrep_server", "fedrep_silo", "fedrep_trainers"]
-with atheris.instrument_imports(include=PACKAGES):
+with redirect_stderr(StringIO()), atheris.instrument_imports(include=PACKAGES):  # it names every module
     from tests.fuzz.mutations import changed
     from tests.fuzz.targets import TARGETS, Message
 
