@@ -11,6 +11,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -76,7 +77,13 @@ def _state(state: Mapping[str, Any]) -> str:
 
 
 @contextmanager
-def engine(folder: Path) -> Iterator[Engine]:
+def engine() -> Iterator[Engine]:
+    """In a folder with a short name: sockets in it allow no long one."""
+    with tempfile.TemporaryDirectory(prefix="fedrep-", ignore_cleanup_errors=True) as folder:
+        yield from _engine(Path(folder))
+
+
+def _engine(folder: Path) -> Iterator[Engine]:
     places = {"--host": f"unix://{folder}/docker.sock", "--data-root": folder / "data", "--exec-root": folder / "exec"}
     options = [f"{key}={value}" for key, value in {**places, "--pidfile": folder / "pid", "--userland-proxy": "false"}.items()]
     script = f"mount -t proc proc /proc\nexec {shlex.join(['dockerd', *options])}"

@@ -29,7 +29,7 @@ def test_docker_starts_the_federation_without_a_silo_and_then_plays_rounds(
 ) -> None:
     make_database(builder)
     file = compose_file(tmp_path, "fedrep/database:test")
-    with engine(tmp_path) as made:
+    with engine() as made:
         made.load(builder, server, "fedrep/server:0.1.0")
         made.load(builder, dashboard, "fedrep/dashboard:0.1.0")
         made.load(builder, DATABASE, "fedrep/database:test")
