@@ -41,7 +41,7 @@ class Engine:
     def _environment(self) -> Mapping[str, str]:
         return {**os.environ, "DOCKER_HOST": f"unix://{self.folder}/docker.sock", "HOME": str(self.folder)}
 
-    def docker(self, *words: str, seconds: float = 600) -> subprocess.CompletedProcess[str]:
+    def docker(self, *words: str, seconds: float = 3600) -> subprocess.CompletedProcess[str]:
         return subprocess.run(["docker", *words], env=self._environment, capture_output=True, text=True, timeout=seconds)
 
     def load(self, builder: Builder, tag: str, name: str) -> None:
@@ -51,7 +51,7 @@ class Engine:
         archive.unlink()
         assert done.returncode == 0, done.stderr
 
-    def compose(self, file: Path, *words: str, seconds: float = 1200) -> None:
+    def compose(self, file: Path, *words: str, seconds: float = 3600) -> None:
         command = ["docker-compose", "--project-name", PROJECT, "--project-directory", str(DEPLOY), "--file", str(file), *words]
         done = subprocess.run(command, env=self._environment, capture_output=True, text=True, timeout=seconds)
         assert done.returncode == 0, done.stdout + done.stderr + self.states_text()
