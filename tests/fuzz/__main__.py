@@ -38,8 +38,9 @@ def fuzz(name: str, seconds: int, books: Books) -> bool:
     """Whether nothing was found."""
     found = FOUND / name
     found.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="fedrep-fuzz-") as temporary:
-        crashes, log = Path(temporary) / "crashes", Path(temporary) / "log"
+    folder = Path(tempfile.mkdtemp(prefix="fedrep-fuzz-"))  # a TemporaryDirectory would end with the forked process
+    try:
+        crashes, log = folder / "crashes", folder / "log"
         crashes.mkdir()
         options = [str(found), str(FOLDER / name), f"-max_total_time={seconds}", f"-max_len={LARGEST}"]
         options += [f"-artifact_prefix={crashes}/", f"-timeout={HANGS}", "-rss_limit_mb=4096"]
@@ -50,6 +51,8 @@ def fuzz(name: str, seconds: int, books: Books) -> bool:
         for path in kinds:
             CRASHES.mkdir(exist_ok=True)
             shutil.copy(path, CRASHES / f"{name}-{path.name}")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
     sound = code == 0 and not kinds
     inputs = int(executed[1]) if executed else 0
     book = books.setdefault(name, {"seconds": 0, "inputs": 0})

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from contextlib import redirect_stderr
 from io import StringIO
 from pathlib import Path
@@ -27,7 +28,11 @@ def fuzz_apart(name: str, options: list[str], log: Path) -> tuple[int, float]:
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         os.dup2(output, 1)
         os.dup2(output, 2)
-        _fuzz(name, options)
+        try:
+            _fuzz(name, options)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
         os._exit(0)
     _, status, used = os.wait4(child, 0)
     return os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime
