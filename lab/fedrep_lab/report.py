@@ -31,6 +31,20 @@ _STATED = ("dataset", "model", "m", "f", "s", "rounds", "interval", "beta", "rat
 
 
 @dataclass(frozen=True)
+class Table:
+    columns: list[str]
+    rows: list[dict[str, Any]]
+
+    def takes(self, row: dict[str, Any]) -> bool:
+        """Whether a row says the same kind of thing: it begins alike, and has more than that in common."""
+        return self.columns[0] == next(iter(row)) and (len(row) == 1 or len(row.keys() & set(self.columns)) > 1)
+
+    def add(self, row: dict[str, Any]) -> None:
+        self.columns.extend(name for name in row if name not in self.columns)
+        self.rows.append(row)
+
+
+@dataclass(frozen=True)
 class Section:
     experiment: Experiment
     results: Sequence[Result]
@@ -43,8 +57,14 @@ class Section:
         return base64.b64encode(self.figure or b"").decode()
 
     @property
-    def columns(self) -> list[str]:
-        return list(dict.fromkeys(name for row in self.verdict.rows for name in row))
+    def tables(self) -> list[Table]:
+        """Rows that say different things (the comparisons, and what was measured) are tables of their own."""
+        found: list[Table] = []
+        for row in self.verdict.rows:
+            if not found or not found[-1].takes(row):
+                found.append(Table(list(row), []))
+            found[-1].add(row)
+        return found
 
     @property
     def settings(self) -> str:
