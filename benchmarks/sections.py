@@ -179,13 +179,24 @@ def round_cost(figures: Figures) -> list[str]:
     return [prose(text), "", *table(["the server's CPU", "ms a round"], parts)]
 
 
+def large(figures: Figures) -> list[str]:
+    text = f"""
+    {figures["silos"]} silos in processes of their own, d = {figures["parameters"]:,}, K/d = 0.05: {number(figures["s_per_round_min"])} s
+    a round at best, {number(figures["s_per_round_median"])} s median of {figures["rounds"]};
+    {number(figures["cpu_ms_server"])} ms of CPU on the server and {number(figures["cpu_ms_per_silo"])} ms in each silo, besides
+    training; at most {number(figures["server_peak_mb"])} MB in the server and {number(figures["silo_peak_mb"])} MB in a silo
+    without its trainer's two vectors. Four vectors are {number(figures["limit_mb"])} MB.
+    """
+    return [prose(text)]
+
+
 def silo(figures: Figures) -> list[str]:
     rows = []
     for size in figures["sizes"]:
         share = f"{100 * size['share_of_training_step']:.1f} %"
         rows.append([f"{size['d']:,}", number(size["total_ms"]), number(size["ns_per_parameter"]), share])
     text = f"""
-    The vector work of a silo (top-k, code, quantize, mask, error memory, update) against one step of ResNet-20 with batch 25,
+    The vector work of a silo (sum, top-k, code, quantize, mask, error memory, update, writing g) against one step of ResNet-20 with batch 25,
     {number(figures["training_step_ms"])} ms on one thread.
     """
     return [prose(text), "", *table(["d", "ms of CPU", "ns per parameter", "of a training step"], rows)]
@@ -242,6 +253,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Figures], list[str]]]] = {
     "secagg": ("Secure aggregation, step by step", secagg),
     "aggregators": ("Robust rules against byzfl", aggregators),
     "round": ("A round of 32 silos", round_cost),
+    "large": ("A model of 1e8", large),
     "wire": ("Bytes on the socket", wire),
     "wide_area": ("A wide-area network", wide_area),
     "scaling": ("Growth", scaling),
