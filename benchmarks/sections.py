@@ -181,8 +181,8 @@ def round_cost(figures: Figures) -> list[str]:
 
 def large(figures: Figures) -> list[str]:
     text = f"""
-    {figures["silos"]} silos in processes of their own, d = {figures["parameters"]:,}, K/d = 0.05: {number(figures["s_per_round_min"])} s
-    a round at best, {number(figures["s_per_round_median"])} s median of {figures["rounds"]};
+    {figures["silos"]} silos in processes of their own, d = {figures["parameters"]:,}, K/d = 0.05:
+    {number(figures["s_per_round_min"])} s a round at best, {number(figures["s_per_round_median"])} s median of {figures["rounds"]};
     {number(figures["cpu_ms_server"])} ms of CPU on the server and {number(figures["cpu_ms_per_silo"])} ms in each silo, besides
     training; at most {number(figures["server_peak_mb"])} MB in the server and {number(figures["silo_peak_mb"])} MB in a silo
     without its trainer's two vectors. Four vectors are {number(figures["limit_mb"])} MB.
@@ -196,7 +196,8 @@ def silo(figures: Figures) -> list[str]:
         share = f"{100 * size['share_of_training_step']:.1f} %"
         rows.append([f"{size['d']:,}", number(size["total_ms"]), number(size["ns_per_parameter"]), share])
     text = f"""
-    The vector work of a silo (sum, top-k, code, quantize, mask, error memory, update, writing g) against one step of ResNet-20 with batch 25,
+    The vector work of a silo (sum, top-k, code, quantize, mask, error memory, update, writing g) against one step of
+    ResNet-20 with batch 25,
     {number(figures["training_step_ms"])} ms on one thread.
     """
     return [prose(text), "", *table(["d", "ms of CPU", "ns per parameter", "of a training step"], rows)]
