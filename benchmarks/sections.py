@@ -182,7 +182,8 @@ def round_cost(figures: Figures) -> list[str]:
 def large(figures: Figures) -> list[str]:
     text = f"""
     {figures["silos"]} silos in processes of their own, d = {figures["parameters"]:,}, K/d = 0.05:
-    {number(figures["s_per_round_min"])} s a round at best, {number(figures["s_per_round_median"])} s median of {figures["rounds"]};
+    {number(figures["s_per_round_min"])} s a round at best, {number(figures["s_per_round_median"])} s median
+    of {figures["rounds"]};
     {number(figures["cpu_ms_server"])} ms of CPU on the server and {number(figures["cpu_ms_per_silo"])} ms in each silo, besides
     training; at most {number(figures["server_peak_mb"])} MB in the server and {number(figures["silo_peak_mb"])} MB in a silo
     without its trainer's two vectors. Four vectors are {number(figures["limit_mb"])} MB.
