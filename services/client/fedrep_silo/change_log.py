@@ -1,7 +1,8 @@
 """A file that only grows: one record for each small change, durable when `append` returns, unless that can wait.
 
-A record is a header (mark, length, checksums) and a safetensors document. What a crash cut short was never acknowledged, so a
-reader leaves it out; damage anywhere else is an error, for records say what this silo has spoken and revealed.
+A record is a header (mark, length, checksums) and a safetensors document. What a crash cut short was never acknowledged, or could
+wait, so a reader leaves it out; damage anywhere else is an error, for records say what this silo has spoken and revealed. At most
+the last record is not durable yet, so "anywhere else" is where a whole record follows.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
@@ -37,12 +37,14 @@ class Record:
 
 
 class ChangeLog:
-    """`count` records in `size` bytes. One process writes; it opens the file through `continued` or `started`."""
+    """`count` records in `size` bytes, all of them durable if it `is_safe`. One process writes; it opens the file through
+    `continued` or `started`."""
 
     def __init__(self, path: Path, descriptor: int, count: int, size: int) -> None:
         self.path = path
         self.count = count
         self.size = size
+        self.is_safe = True
         self._descriptor = descriptor
 
     @classmethod
@@ -60,10 +62,16 @@ class ChangeLog:
             count, size = count + 1, end
         descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
         os.ftruncate(descriptor, size)
-        return cls(path, descriptor, count, size)
+        log = cls(path, descriptor, count, size)
+        log.is_safe = not count  # the last one may have been waiting when its writer died
+        return log
 
     def append(self, record: Record, *, durably: bool = True) -> None:
-        """Not `durably`, it stays if this process ends, and is safe from a power cut with the next record that is."""
+        """Not `durably`, it stays if this process ends, and is safe from a power cut with the next record.
+
+        A second one in a row is made durable all the same: a power cut may keep the later and lose the earlier.
+        """
+        durably = durably or not self.is_safe
         payload = save(dict(record.arrays), {"fedrep": json.dumps(record.notes)})
         head = _HEAD.pack(MARK, len(payload), zlib.crc32(payload))
         data = head + _SUM.pack(zlib.crc32(head)) + payload
@@ -77,6 +85,7 @@ class ChangeLog:
             raise
         self.count += 1
         self.size += len(data)
+        self.is_safe = durably
 
     def close(self) -> None:
         os.close(self._descriptor)
@@ -104,9 +113,9 @@ def _payload(path: Path, rest: memoryview) -> memoryview | None:
     head = rest[: _HEAD.size]
     mark, length, checksum = _HEAD.unpack(head)
     if mark != MARK or _SUM.unpack(rest[_HEAD.size : HEADER_SIZE])[0] != zlib.crc32(head):
-        if not np.frombuffer(rest, np.uint8).any():  # the file had grown on disk, and its bytes had not come yet
-            return None
-        raise _damaged(path)
+        if _holds_another(rest):
+            raise _damaged(path)
+        return None  # the file had grown on disk, and not all of its bytes had come yet
     payload = rest[HEADER_SIZE : HEADER_SIZE + length]
     if len(payload) < length:
         return None
@@ -115,6 +124,21 @@ def _payload(path: Path, rest: memoryview) -> memoryview | None:
             return None
         raise _damaged(path)
     return payload
+
+
+def _holds_another(rest: memoryview) -> bool:
+    """Whether a whole record stands somewhere behind bytes that are none."""
+    data = rest.tobytes()
+    start = data.find(MARK, 1)
+    while start >= 0:
+        head = data[start : start + _HEAD.size]
+        if len(data) >= start + HEADER_SIZE and _SUM.unpack_from(data, start + _HEAD.size)[0] == zlib.crc32(head):
+            _, length, checksum = _HEAD.unpack(head)
+            payload = data[start + HEADER_SIZE : start + HEADER_SIZE + length]
+            if len(payload) == length and zlib.crc32(payload) == checksum:
+                return True
+        start = data.find(MARK, start + 1)
+    return False
 
 
 def _record(payload: bytes) -> Record:

@@ -122,7 +122,7 @@ class StateFolder:
     def is_short(self, save: Save) -> bool:
         """Whether writing this is a short append for which no disk is waited for."""
         state, before = save.state, self._on_disk
-        if before is None or self._log is None or self._may_fold(state, before):
+        if before is None or self._log is None or not self._log.is_safe or self._may_fold(state, before):
             return False
         if state.journal is not before.journal or state.trainer is not before.trainer or state.memory is not before.memory:
             return False
