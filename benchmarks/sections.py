@@ -237,7 +237,8 @@ def soak(figures: Figures) -> list[str]:
         header = ["round", "server, MB", "silos, MB", "files", "files", "tasks", "server CPU, ms", "silos CPU, ms", "round, ms"]
         ended = "" if part["played"] >= part["rounds"] else f" of {part['rounds']}, where it stopped,"
         verdict = "flat" if judged["flat"] else "not flat"
-        told = f"{part['silos']} silos, d = {part['parameters']:,}: after {part['played']} rounds{ended} **{verdict}**. "
+        told = f"{part['silos']} silos, d = {part['parameters']:,}, commit {part['commit']}: "
+        told += f"after {part['played']} rounds{ended} **{verdict}**. "
         told += f"A quick round took {judged['latency']:.2f} of the time it took at first."
         if "growth_kb" in judged:
             ways = (("the server", "server_mb"), ("all silos", "silos_mb"))

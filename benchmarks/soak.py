@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import logging
 import multiprocessing
 import os
@@ -26,7 +27,7 @@ from typing import Any
 import structlog
 
 from benchmarks.idle_silos import Shape, Stopwatch, federation
-from benchmarks.machine import save
+from benchmarks.machine import machine, save
 from fedrep.protocol.silo_effects import News, RoundOver
 
 PAGE_MB = os.sysconf("SC_PAGE_SIZE") / 2**20
@@ -240,20 +241,37 @@ def _keep(
         save(path, result)
 
 
+def _finished(path: Path | None) -> list[dict[str, Any]]:
+    if path is None or not path.exists():
+        return []
+    parts: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["parts"]
+    return [part for part in parts if part["played"] >= part["rounds"] and "commit" in part]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description=__doc__)
     parser.add_argument("--rounds", type=int, default=2000, help="with 32 silos")
     parser.add_argument("--large-rounds", type=int, default=200, help="with 128 silos")
     parser.add_argument("--parameters", type=int, default=20_000)
-    parser.add_argument("--json", type=Path, help="also write the figures to this file, as they come")
+    parser.add_argument(
+        "--json", type=Path, help="also write the figures to this file, as they come; finished parts in it are kept"
+    )
+    parser.add_argument("--fresh", action="store_true", help="play all parts again")
     options = parser.parse_args()
+    before = [] if options.fresh else _finished(options.json)
     result: dict[str, Any] = {"parts": []}
     parts = ((32, options.rounds, max(1, options.rounds // 20)), (128, options.large_rounds, max(1, options.large_rounds // 10)))
     for silos, rounds, window in parts:
         if not rounds:
             continue
         shape = Shape(silos, options.parameters, 0.05, 4, rounds, "geometric_median", byzantine=1)
-        part: dict[str, Any] = {"silos": silos, "rounds": rounds, "parameters": options.parameters}
+        wanted = {"silos": silos, "rounds": rounds, "parameters": options.parameters}
+        known = next((part for part in before if wanted.items() <= part.items()), None)
+        if known is not None:
+            print(f"{silos} silos, {rounds} rounds: played before, at commit {known['commit']}")
+            result["parts"].append(known)
+            continue
+        part: dict[str, Any] = {**wanted, "commit": machine()["commit"]}
         result["parts"].append(part)
         keep = partial(_keep, result, part, time.perf_counter(), options.json)
         keep(*asyncio.run(soak(shape, window, keep)))
