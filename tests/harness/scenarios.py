@@ -11,9 +11,10 @@ import pytest
 import structlog
 
 from fedrep.protocol.messages import Confirmation, Reveal
-from fedrep.protocol.silo_effects import Confirmations
+from fedrep.protocol.silo_effects import Answer, Confirmations, Send
 from fedrep_silo.audit import Audit
 from fedrep_silo.daemon import SiloDaemon
+from fedrep_silo.state import Written
 from tests.harness.federation import Federation
 from tests.harness.processes import run_scenario
 
@@ -49,7 +50,7 @@ async def finish_in_step(*daemons: SiloDaemon) -> list[BaseException | None]:
     playing, news = set(daemons), asyncio.Condition()
 
     def keep_in_step(daemon: SiloDaemon) -> None:
-        confirm, send = daemon.connection.confirm, daemon.connection.reveal
+        confirm, deliver = daemon.connection.confirm, daemon.connection.send
 
         async def confirm_and_tell(confirmation: Confirmation) -> Confirmations:
             try:
@@ -59,13 +60,15 @@ async def finish_in_step(*daemons: SiloDaemon) -> list[BaseException | None]:
                     confirmed[confirmation.round].add(daemon)
                     news.notify_all()
 
-        async def reveal_after_all(reveal: Reveal) -> None:
-            async with news:
-                await news.wait_for(lambda: playing <= confirmed[reveal.round])
-            await send(reveal)
+        async def reveal_after_all(send: Send, written: Written) -> Answer:
+            message = send.message
+            if isinstance(message, Reveal):
+                async with news:
+                    await news.wait_for(lambda: playing <= confirmed[message.round])
+            return await deliver(send, written)
 
         daemon.connection.confirm = confirm_and_tell  # type: ignore[method-assign]
-        daemon.connection.reveal = reveal_after_all  # type: ignore[method-assign]
+        daemon.connection.send = reveal_after_all  # type: ignore[method-assign]
 
     async def play(daemon: SiloDaemon) -> None:
         keep_in_step(daemon)

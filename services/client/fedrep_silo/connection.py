@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -27,10 +27,7 @@ from fedrep.protocol.messages import (
     Confirmation,
     Consensus,
     ModelName,
-    Proposal,
-    Reveal,
     Statement,
-    Submission,
     SurvivorSet,
 )
 from fedrep.protocol.silo_effects import (
@@ -51,16 +48,17 @@ from fedrep.protocol.silo_effects import (
     Send,
 )
 from fedrep.wire import codec
-from fedrep.wire.chunks import Assembler, cut_into_chunks
+from fedrep.wire.chunks import Assembler
 from fedrep.wire.v1 import federation_pb2 as pb
 from fedrep.wire.v1.federation_pb2_grpc import FederationServiceStub
 from fedrep_identity.certificates import Credentials
 from fedrep_runtime.status import error_of
 from fedrep_runtime.tls import channel_options, client_channel_credentials
-from fedrep_silo.audit import Audit, AuditLine
+from fedrep_silo.audit import Audit
 from fedrep_silo.config import SiloSettings
+from fedrep_silo.letters import Letter, letter_of
 from fedrep_silo.line import Line
-from fedrep_silo.state import Written, spent_epsilon
+from fedrep_silo.state import Written
 
 log = structlog.get_logger(__name__)
 
@@ -122,7 +120,7 @@ class Connection:
         self._renewed = False
         self._retired: set[asyncio.Task[None]] = set()
         self._reminded: float | None = None
-        self._entered: dict[int, tuple[object, Any]] = {}
+        self._entered: dict[int, Letter] = {}
         self.lost = False
         self.sent = 0
 
@@ -142,28 +140,11 @@ class Connection:
         self._renewed = self.lost = True
 
     def enter(self, sends: Iterable[Send]) -> None:
-        """Into the audit, durable when this returns, what is about to leave: several messages in one go.
-
-        They are encoded for that, and kept so until they are sent.
-        """
-        lines = []
-        for send in sends:
-            message, details, size = send.message, dict(send.details), 0
-            wire: Any
-            match message:
-                case Proposal():
-                    method, wire, size = "ProposeCoordinates", codec.proposal_to_wire(message), len(message.coordinates)
-                    details |= {"epsilon_total": spent_epsilon(send.needs.state.journal.ledger)}
-                case Submission():
-                    method, wire, size = "SubmitMaskedShare", codec.submission_to_wire(message), len(message.masked)
-                case Reveal():
-                    method, wire = "RevealShares", codec.reveal_to_wire(message)
-                case _:
-                    continue
-            self._entered[id(message)] = (message, wire)
-            lines.append(AuditLine(method, wire.ByteSize() + size, message.round, details))
-        if lines:
-            self._audit.add(*lines)
+        """Into the audit, durable when this returns, what is about to leave: several messages in one go."""
+        letters = [letter for send in sends if (letter := letter_of(send)) is not None]
+        if letters:
+            self._audit.add(*(letter.entry for letter in letters))
+            self._entered = {id(letter.message): letter for letter in letters}
 
     async def send(self, send: Send, written: Written) -> Answer:
         """A message that binds the silo, with the receipt that the state it was made from is durable."""
@@ -172,22 +153,32 @@ class Connection:
         match send.message:
             case Join() | GetUpdate():
                 return await self.ask(send.message)
-            case Proposal() as proposal:
-                spent = spent_epsilon(send.needs.state.journal.ledger)
-                await self.propose(proposal, epsilon_total=spent, **send.details)
             case Abstention() as abstention:
                 await self.abstain(abstention)
             case GetConsensus(run, number):
                 return await self.consensus(run, number)
-            case Submission() as submission:
-                await self.submit(submission, **send.details)
             case GetSurvivors(run, number):
                 return await self.survivors(run, number)
             case Confirmation() as confirmation:
                 return await self.confirm(confirmation)
-            case Reveal() as reveal:
-                await self.reveal(reveal)
+            case _:
+                await self._deliver(send)
         return Accepted()
+
+    async def _deliver(self, send: Send) -> None:
+        """It may stand in the audit already. What was entered holds its message, whose id is its own for so long."""
+        entered = self._entered.pop(id(send.message), None)
+        letter = entered if entered is not None else letter_of(send)
+        assert letter is not None
+        entry, patience = letter.entry, CALL_SECONDS if letter.part is None else STREAM_SECONDS
+        await self._call(
+            entry.what,
+            lambda stub: getattr(stub, entry.what)(letter.request(), timeout=patience),
+            entry.size,
+            entry.round,
+            entered=entered is not None,
+            **entry.details,
+        )
 
     async def ask(self, question: Question) -> Answer:
         match question:
@@ -274,11 +265,6 @@ class Connection:
         response = await self._call("GetCertificates", lambda stub: stub.GetCertificates(request, timeout=CALL_SECONDS))
         return list(response.certificates)
 
-    async def propose(self, proposal: Proposal, **details: Any) -> None:
-        header, entered = self._encoded(proposal, codec.proposal_to_wire)
-        request, payload = pb.ProposeCoordinatesRequest, proposal.coordinates
-        await self._upload("ProposeCoordinates", request, header, payload, proposal.round, entered, **details)
-
     async def abstain(self, abstention: Abstention) -> None:
         request = codec.abstention_to_wire(abstention)
         await self._call(
@@ -294,11 +280,6 @@ class Connection:
 
         return await self._waiting("GetConsensus", fetch)
 
-    async def submit(self, submission: Submission, **details: Any) -> None:
-        header, entered = self._encoded(submission, codec.submission_to_wire)
-        request, payload = pb.SubmitMaskedShareRequest, submission.masked
-        await self._upload("SubmitMaskedShare", request, header, payload, submission.round, entered, **details)
-
     async def survivors(self, run: bytes, round_number: int) -> SurvivorSet:
         request = pb.GetSurvivorsRequest(run=run, round=round_number)
         response = await self._waiting("GetSurvivors", lambda stub: stub.GetSurvivors(request, timeout=CALL_SECONDS))
@@ -313,17 +294,6 @@ class Connection:
             confirmation.round,
         )
         return Confirmations(codec.signatures_from_wire(response.signatures), codec.macs_from_wire(response.macs))
-
-    async def reveal(self, reveal: Reveal) -> None:
-        request, entered = self._encoded(reveal, codec.reveal_to_wire)
-        size = request.ByteSize()
-        await self._call(
-            "RevealShares",
-            lambda stub: stub.RevealShares(request, timeout=CALL_SECONDS),
-            size,
-            reveal.round,
-            entered=entered,
-        )
 
     async def update(
         self,
@@ -366,11 +336,6 @@ class Connection:
         request = pb.AttendRequest(run=run)
         await self._call("Attend", lambda stub: stub.Attend(request, timeout=CALL_SECONDS))
 
-    def _encoded(self, message: T, encode: Callable[[T], Any]) -> tuple[Any, bool]:
-        """As it leaves, and whether the audit has it already."""
-        kept = self._entered.pop(id(message), None)
-        return (kept[1], True) if kept is not None and kept[0] is message else (encode(message), False)
-
     async def _waiting(self, method: str, call: Callable[[Any], Awaitable[T]], size: int = 0, round_number: int = 0) -> T:
         """A call the server may hold: it answers NOT_YET after a while, and is asked again."""
         while True:
@@ -380,33 +345,6 @@ class Connection:
                 if error.reason != "NOT_YET":
                     raise
                 await asyncio.sleep(0.05)
-
-    async def _upload(
-        self,
-        method: str,
-        request: Callable[..., Any],
-        header: Any,
-        payload: bytes | memoryview,
-        round_number: int,
-        entered: bool,
-        **details: Any,
-    ) -> None:
-        """The header, then the payload in chunks; from the start again when the answer was lost."""
-
-        async def parts() -> AsyncIterator[Any]:
-            yield request(header=header)
-            for chunk in cut_into_chunks(payload):
-                yield request(chunk=chunk)
-
-        size = header.ByteSize() + len(payload)
-        await self._call(
-            method,
-            lambda stub: getattr(stub, method)(parts(), timeout=STREAM_SECONDS),
-            size,
-            round_number,
-            entered=entered,
-            **details,
-        )
 
     async def _call(
         self,
