@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 import numpy as np
@@ -112,13 +112,24 @@ async def in_thread(function: Callable[[], T]) -> T:
 
 Work = Callable[[], None]
 
+REST_SECONDS = 60.0
+
 # What each thread that has nothing to do waits at. A library that computes on all cores keeps workers for every thread that ever
-# called it, so the next training goes to the thread of the last one.
+# called it, so the next training goes to the thread of the last one; those that a crowd once needed leave again.
 _resting: list[SimpleQueue[Work]] = []
 os.register_at_fork(after_in_child=_resting.clear)  # threads do not pass on to a child
 
 
 def _serve(tasks: SimpleQueue[Work]) -> None:
     while True:
-        tasks.get()()
+        try:
+            work = tasks.get(timeout=REST_SECONDS)
+        except Empty:
+            try:
+                _resting.remove(tasks)
+            except ValueError:  # somebody took it just now: the work is on its way
+                work = tasks.get()
+            else:
+                return
+        work()
         _resting.append(tasks)
