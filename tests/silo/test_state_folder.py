@@ -196,6 +196,9 @@ def test_a_charge_that_a_crash_cut_short_does_not_count_and_the_next_one_does(tm
     for cut in range(len(whole.splitlines()[1])):
         path.write_bytes(whole.splitlines(keepends=True)[0] + whole.splitlines()[1][:cut])
         assert LedgerFolder(tmp_path, "silo-0").of("run") == charged[0], "what it would have paid for never left"
+    lost_pages = b"\0" * (len(whole.splitlines()[1]) - 5) + whole[-6:]
+    path.write_bytes(whole.splitlines(keepends=True)[0] + lost_pages)
+    assert LedgerFolder(tmp_path, "silo-0").of("run") == charged[0], "its end reached the disk, and its beginning did not"
     after_the_crash = LedgerFolder(tmp_path, "silo-0")
     after_the_crash.write("run", charged[2])
     assert after_the_crash.of("run") == charged[2]

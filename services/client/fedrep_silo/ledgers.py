@@ -1,7 +1,8 @@
 """What proposals from one data set have cost, a file for each run: outside the runs' own folders, and never purged.
 
-A line for each charge, of which the last whole one counts: one that a crash cut short was not acknowledged, so nothing left that
-it would have paid for. A long file, or one that this process did not begin, is written anew in one go.
+A line for each charge, of which the last whole one counts: one that a crash cut short, or of which a power cut kept only some
+pages, was not acknowledged, so nothing left that it would have paid for. A long file, or one that this process did not begin, is
+written anew in one go.
 """
 
 from __future__ import annotations
@@ -65,8 +66,10 @@ class LedgerFolder:
 
 def _read(path: Path) -> Ledger:
     try:
-        lines = path.read_bytes().split(b"\n")
-        return Ledger.from_dict(parsed(lines[-2] if len(lines) > 1 else lines[0]))
+        *lines, rest = path.read_bytes().split(b"\n")
+        if len(lines) > 1 and b"\0" in lines[-1]:
+            lines.pop()
+        return Ledger.from_dict(parsed(lines[-1] if lines else rest))
     except (OSError, ValueError, InvalidInputError) as error:
         raise SettingsError(
             f"{path} cannot be read ({error}). It holds what proposals from this data set have cost: restore it from a backup; "
