@@ -44,8 +44,9 @@ def range_bits(
     """ "clips": more than max(1, k/100) of all d values outside +-R; "quiet": all below R/8. `peak` is the largest of |g|."""
     if peak is None:
         peak = max(float(g.max(initial=0.0)), -float(g.min(initial=0.0)))
-    known = largest is not None and largest.magnitude <= clip_range  # then whatever lies outside is among them
-    values = g[largest.places] if known and largest is not None else g
+    values = g
+    if largest is not None and largest.magnitude <= clip_range:  # then whatever lies outside is among them
+        values = g[largest.places]
     outside = _outside(values, clip_range) if peak > clip_range else 0
     return RangeBits(outside > max(1, per_silo / CLIPPED_SHARE), peak < clip_range * QUIET_FRACTION)
 

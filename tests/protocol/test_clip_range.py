@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from fedrep.patched import Largest
 from fedrep.protocol.clip_range import QUIET_ROUNDS, ClipRange, RangeBits, is_range, range_bits
 from tests.protocol.federation import run_manifest
 
@@ -76,3 +77,14 @@ def test_the_two_bits_are_about_all_of_g() -> None:
 )
 def test_a_range_is_its_start_times_a_power_of_two(value: float, power: bool) -> None:
     assert is_range(value, 0.1) is power
+
+
+@pytest.mark.parametrize("magnitude", [0.5, 1.0, 2.0])
+def test_the_largest_values_alone_give_the_same_bits(magnitude: float) -> None:
+    values = np.random.default_rng(7)
+    for scale in (0.02, 0.3, 0.5, 1.0):
+        g = values.normal(0.0, scale, 1000).astype(np.float32)
+        places = np.flatnonzero(np.abs(g) >= magnitude)
+        for per_silo in (10, 1000, 20_000):
+            bits = range_bits(g, 1.0, per_silo)
+            assert range_bits(g, 1.0, per_silo, float(np.abs(g).max()), Largest(magnitude, places)) == bits
