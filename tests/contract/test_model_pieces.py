@@ -13,7 +13,6 @@ import pytest
 from fedrep.wire.v1 import federation_pb2 as pb
 from fedrep_server.calls import model_shelf
 from fedrep_silo import connection as silo_connection
-from fedrep_silo.config import SiloSettings
 from fedrep_silo.connection import connect
 from tests.harness.live_server import PARAMETERS, SILOS, LiveServer, joined, refusal, wait_for_round
 from tests.harness.mini_silo import SECONDS, MiniSilo, play_round
@@ -101,13 +100,7 @@ def test_a_silo_whose_line_breaks_fetches_what_is_missing(
                     raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, error, error, "cut", None)
 
     monkeypatch.setattr(silo_connection.Connection, "_connected", lambda self: Breaking(known(self)))
-    settings = SiloSettings(
-        server=server.address,
-        run=run_name,
-        credentials=server.people.folder / SILOS[0],
-        state=tmp_path,
-        ledger=tmp_path / "ledger",
-    )
+    settings = server.silo_settings(SILOS[0], run_name, tmp_path)
 
     async def fetch() -> tuple[int, Any]:
         connection = connect(settings)

@@ -19,7 +19,6 @@ from fedrep.wire.v1 import federation_pb2 as pb
 from fedrep_runtime.status import reason_of
 from fedrep_server.calls.interceptor import Gate
 from fedrep_server.calls.play import LATE_PARTS
-from fedrep_silo.config import SiloSettings
 from fedrep_silo.connection import connect
 from fedrep_silo.line import Line
 from tests.contract.refusals import TOO_LONG_FOR_GRPC, Call, Refused, refuses
@@ -218,13 +217,7 @@ def test_a_silo_calls_the_methods_one_by_one_where_there_is_no_play(
 
     monkeypatch.setattr(Gate, "intercept_service", without_play)
     server.create_run(run_name)
-    settings = SiloSettings(
-        server=server.address,
-        run=run_name,
-        credentials=server.people.folder / SILOS[0],
-        state=tmp_path,
-        ledger=tmp_path / "ledger",
-    )
+    settings = server.silo_settings(SILOS[0], run_name, tmp_path)
 
     async def ask() -> list[str]:
         connection = connect(settings)
@@ -239,13 +232,7 @@ def test_a_silo_calls_the_methods_one_by_one_where_there_is_no_play(
 def test_calls_that_begin_together_all_reach_the_server(server: LiveServer, run_name: str, tmp_path: Path) -> None:
     """An upload looks ahead before its first part leaves, and must not be overtaken by a call with a higher number."""
     server.create_run(run_name)
-    settings = SiloSettings(
-        server=server.address,
-        run=run_name,
-        credentials=server.people.folder / SILOS[0],
-        state=tmp_path,
-        ledger=tmp_path / "ledger",
-    )
+    settings = server.silo_settings(SILOS[0], run_name, tmp_path)
 
     async def slow_parts(stub: Any) -> Any:
         async def parts() -> AsyncIterator[Any]:

@@ -27,6 +27,7 @@ from fedrep_runtime.tls import channel_options, client_channel_credentials
 from fedrep_server.config import ServerSettings
 from fedrep_server.operations.app import RunningServer, start
 from fedrep_server.rounds.run_driver import RunDriver
+from fedrep_silo.config import SiloSettings
 from tests.harness.mini_silo import SECONDS, MiniSilo
 from tests.harness.people import People
 
@@ -91,6 +92,10 @@ class LiveServer:
     @property
     def address(self) -> str:
         return f"localhost:{self.running.port}"
+
+    def silo_settings(self, name: str, run: str, folder: Path) -> SiloSettings:
+        credentials = self.people.folder / name
+        return SiloSettings(server=self.address, run=run, credentials=credentials, state=folder, ledger=folder / "ledger")
 
     def channel(self, name: str) -> grpc.Channel:
         if name not in self._channels:
