@@ -247,23 +247,20 @@ def test_a_status_that_a_full_disk_does_not_take_is_said_and_written_later(
 ) -> None:
     settings = SiloSettings(server="localhost:1", run="run", credentials=tmp_path, state=tmp_path, ledger=tmp_path)
     folder, nobody = StateFolder(tmp_path), cast(Any, None)
-    written: list[object] = []
 
-    def full(_: object) -> None:
+    def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     async def scenario() -> None:
         reports = Reports(settings, nobody, folder, nobody, nobody, "silo-0", nobody)
-        monkeypatch.setattr(folder, "save_status", full)
-        reports._show_again({})
-        monkeypatch.setattr(folder, "save_status", written.append)
-        reports.phase(1, "training")
+        with monkeypatch.context() as disk:
+            disk.setattr(Path, "write_text", full)
+            reports.phase(1, "training")
+        reports.phase(2, "training")
         reports.close()
 
     with structlog.testing.capture_logs() as logs:
         asyncio.run(scenario())
     assert [line["event"] for line in logs] == ["status_not_written"]
-    assert written[-1] == {"silo": "silo-0", "run": "run", "server": "localhost:1", "phase": "training"} | {
-        "at": ANY,
-        "round": 1,
-    }
+    written = json.loads((tmp_path / "status.json").read_text())
+    assert written == {"silo": "silo-0", "run": "run", "server": "localhost:1", "phase": "training", "at": ANY, "round": 2}

@@ -64,7 +64,7 @@ class MemoryFiles:
     def room(self) -> NDArray[np.float32] | None:
         """Memory for the next g: that of the one before the last. Only while nothing is pending, which might lie there.
 
-        Not the file itself, mapped: writing to fresh pages of a file costs several times as much as writing the file.
+        Not the file itself, mapped: writing to fresh pages of a file costs more than writing the file.
         """
         if not self._parameters:
             return None

@@ -111,12 +111,8 @@ class Reports:
 
     def _show_again(self, shown: dict[str, Any]) -> None:
         self._showing = None
-        if self.status == shown:
-            return
-        try:
+        if self.status != shown:
             self._show_status()
-        except OSError as error:  # a full disk; what must be on it stops the silo, this need not
-            log.warning("status_not_written", why=str(error))
 
     def close(self) -> None:
         """What was said last is in the file when the daemon ends."""

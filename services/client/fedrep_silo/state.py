@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import structlog
 from numpy.typing import NDArray
 
 from fedrep.errors import CryptoError, InvalidInputError, SettingsError
@@ -38,6 +39,8 @@ from fedrep_silo.ledgers import LedgerFolder
 from fedrep_silo.memory_files import MemoryFiles
 from fedrep_silo.state_files import change_model, journal_from, journal_notes, model_change, model_from, model_notes
 from fedrep_trainers.trainer import Trainer
+
+log = structlog.get_logger(__name__)
 
 SMALLEST_FOLD = 2**20
 SHORT = 2**18  # bytes that a page cache takes while nobody notices
@@ -333,11 +336,14 @@ class StateFolder:
         )
 
     def save_status(self, status: Mapping[str, Any]) -> None:
-        """For `fedrep client status`. Nothing depends on it, so it costs no fsync: it changes several times a round."""
+        """For `fedrep client status`. Nothing depends on it: it costs no fsync, and a full disk stops nobody over it."""
         path = self.folder / "status.json"
         temporary = self.folder / ".status.json.part"
-        temporary.write_text(json.dumps(status))
-        temporary.replace(path)
+        try:
+            temporary.write_text(json.dumps(status))
+            temporary.replace(path)
+        except OSError as error:
+            log.warning("status_not_written", why=str(error))
 
     def status(self) -> dict[str, Any]:
         """What the daemon wrote last, with what the journal knows for certain."""
