@@ -7,20 +7,18 @@ machine over the state that was saved last. What happens next is `silo_table.TAB
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedrep.errors import CryptoError, FedrepError, InvalidInputError, ProtocolError, RefusedError
 from fedrep.patched import dense
-from fedrep.privacy import Ledger
 from fedrep.protocol.amendments import check_chain, first_of, followed_to
 from fedrep.protocol.clip_range import range_bits
 from fedrep.protocol.error_memory import Contribution, Fate, judge, opens
-from fedrep.protocol.manifests import RecordPromise, RoundManifest, RunManifest, SignedRoundManifest, SiloName
+from fedrep.protocol.manifests import RecordPromise, RoundManifest, RunManifest, SignedRoundManifest
 from fedrep.protocol.messages import (
     Consensus,
     Evidence,
@@ -77,14 +75,14 @@ from fedrep.protocol.silo_effects import (
     Wait,
     mates_of,
 )
+from fedrep.protocol.silo_identity import Conduct, SiloIdentity
 from fedrep.protocol.silo_presence import RosterWatch, Sessions
 from fedrep.protocol.silo_round import Confirmed, Membership, Observing, Proposed, Ready, Revealed, Submitted
-from fedrep.protocol.silo_rules import Policy, check_epsilon, check_run
+from fedrep.protocol.silo_rules import check_epsilon, check_run
 from fedrep.protocol.silo_state import SiloState
 from fedrep.protocol.silo_table import IN_ROUND, TABLE, Phase
-from fedrep.protocol.silo_trust import Chains, Trust, check_rollback, check_round_signature, check_run_signature
+from fedrep.protocol.silo_trust import Chains, check_rollback, check_round_signature, check_run_signature
 from fedrep.public_coordinates import only
-from fedrep.secagg.keys import Entropy, SigningKey
 from fedrep.sparsify import gather, propose
 
 FIRST_POLL_SECONDS = 0.1  # a round often starts just after one joined, and its clock runs from there
@@ -96,69 +94,6 @@ NOTHING = np.empty(0, np.float32)
 RULES = (RefusedError, ProtocolError, InvalidInputError, CryptoError)
 
 Effects = list[Effect]
-
-
-class Ledgers(Protocol):
-    """What proposals from this silo's data set have cost, run by run: kept outside any run's state, and never forgotten."""
-
-    def of(self, run: str, /) -> Ledger: ...
-    def elsewhere(self, run: str, /) -> float | None:
-        """In all other runs; None if one of them had no guarantee."""
-        ...
-
-
-class Drill(Protocol):
-    """An attack that this silo plays on purpose, in runs that allow it; `attack` is empty for none."""
-
-    @property
-    def attack(self) -> str: ...
-    def check(self, run: RunManifest) -> None: ...
-    def share(self, run: RunManifest, round_number: int, g: NDArray[np.float32]) -> None:
-        """Before g is proposed: so whoever is in the consensus has told the other attackers."""
-        ...
-
-    def of_update(self, run: RunManifest, round_number: int, g: NDArray[np.float32]) -> NDArray[np.float32]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Randomness:
-    """Secrets, and a fresh generator for obfuscation and rounding: neither may be predictable, so both are the system's."""
-
-    secrets: Entropy
-    generator: Callable[[], np.random.Generator]
-
-
-@dataclass(frozen=True, slots=True)
-class SiloIdentity:
-    """Who this silo is. The key is asked for at every announcement: it may have been replaced meanwhile.
-
-    `promise` is what its settings keep about its training records.
-    With `public_start`, the model before any training, this silo proposes what anybody can work out (`public_coordinates`),
-    and keeps no error memory: the noise of its training would pile up there. `room` is asked where the next g may be put; whoever
-    offers some must not need it before that g is settled. With `in_place` a model takes the memory of the one before it, while no
-    training reads that.
-    """
-
-    name: SiloName
-    signing_key: Callable[[], SigningKey]
-    trust: Trust
-    policy: Policy
-    drill: Drill
-    ledgers: Ledgers
-    randomness: Randomness
-    promise: RecordPromise | None = None
-    public_start: NDArray[np.float32] | None = field(default=None, repr=False)
-    room: Callable[[], NDArray[np.float32] | None] = lambda: None
-    in_place: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Conduct:
-    """What the operator settled about this silo's behaviour, apart from the policy."""
-
-    run_name: str
-    training_failures: int = 5
-    give_up_after: float = 86400.0
 
 
 @dataclass

@@ -61,7 +61,8 @@ from fedrep.protocol.silo_effects import (
     Trained,
     TrainingFailed,
 )
-from fedrep.protocol.silo_machine import Conduct, Randomness, SiloIdentity, SiloMachine
+from fedrep.protocol.silo_identity import Conduct, Randomness, SiloIdentity
+from fedrep.protocol.silo_machine import SiloMachine
 from fedrep.protocol.silo_presence import Sessions
 from fedrep.protocol.silo_round import Confirmed, Membership, Observing, Proposed, Ready, Revealed, Submitted
 from fedrep.protocol.silo_rules import PeerIdentity, Policy

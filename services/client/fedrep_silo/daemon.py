@@ -38,7 +38,8 @@ from fedrep.protocol.silo_effects import (
     Train,
     Wait,
 )
-from fedrep.protocol.silo_machine import Conduct, Randomness, SiloIdentity, SiloMachine
+from fedrep.protocol.silo_identity import Conduct, Randomness, SiloIdentity
+from fedrep.protocol.silo_machine import SiloMachine
 from fedrep.protocol.silo_state import SiloState
 from fedrep_identity.certificates import Credentials, TrustStore
 from fedrep_silo.audit import Audit

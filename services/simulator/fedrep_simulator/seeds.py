@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedrep.protocol.silo_machine import Randomness
+from fedrep.protocol.silo_identity import Randomness
 from fedrep.secagg.transcript import digest
 
 

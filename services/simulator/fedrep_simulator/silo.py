@@ -22,7 +22,8 @@ from fedrep.protocol.silo_effects import (
     Train,
     Wait,
 )
-from fedrep.protocol.silo_machine import Conduct, Drill, SiloIdentity, SiloMachine
+from fedrep.protocol.silo_identity import Conduct, Drill, SiloIdentity
+from fedrep.protocol.silo_machine import SiloMachine
 from fedrep.protocol.silo_rules import Policy
 from fedrep.protocol.silo_state import SiloState
 from fedrep.protocol.silo_table import Phase
