@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 import pytest
+from google.rpc import status_pb2  # type: ignore[import-untyped]
 
 from fedrep.errors import FedrepError
 from fedrep.wire.methods import METHODS
@@ -307,3 +308,43 @@ def test_when_a_stream_ends_those_are_told_too_whose_messages_wait_behind_a_stuc
 
     ended = asyncio.run(scenario())
     assert [error.code().name for error in ended] == ["CANCELLED" if closed else "UNAVAILABLE"] * 3
+
+
+class AnsweringStream(StuckStream):
+    """Answers every call with what it is given."""
+
+    def __init__(self, answer: pb.PlayResponse | None) -> None:
+        super().__init__()
+        self.answer = answer
+
+    async def write(self, _: Any) -> None:
+        self.writing.set()
+
+    async def __anext__(self) -> Any:
+        if not self.writing.is_set():
+            await self.writing.wait()
+            return self.answer
+        return await super().__anext__()
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pb.PlayResponse(call=1, message=b"\xff\xff\xff", last=True),
+        pb.PlayResponse(call=1, status=b"\xff\xff\xff", last=True),
+        pb.PlayResponse(call=1, status=status_pb2.Status(code=99, message="x").SerializeToString(), last=True),
+        pb.PlayResponse(call=1, status=status_pb2.Status(message="no code").SerializeToString(), last=True),
+        None,
+    ],
+    ids=["a message", "a refusal", "a code that there is not", "a refusal that is none", "the stream's own message"],
+)
+def test_what_cannot_be_read_is_an_internal_error_as_from_grpc_itself(answer: pb.PlayResponse | None) -> None:
+    async def scenario() -> None:
+        stream = AnsweringStream(answer)
+        line = Line(SimpleNamespace(Play=lambda: stream))
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await line.FindRuns(pb.FindRunsRequest(), timeout=SECONDS)
+        assert failed.value.code() is grpc.StatusCode.INTERNAL, failed.value.details()
+        await line.close()
+
+    asyncio.run(scenario())

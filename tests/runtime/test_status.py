@@ -25,7 +25,7 @@ from fedrep.errors import (
     UnknownSiloError,
     WrongRoundError,
 )
-from fedrep_runtime.status import error_of, rich_status
+from fedrep_runtime.status import DETAILS_KEY, error_of, rich_status
 
 
 class Received(grpc.RpcError):
@@ -84,6 +84,7 @@ def test_no_error_raised_here_is_a_peers() -> None:
         Received(grpc.StatusCode.UNAVAILABLE, "connection refused"),
         Received(grpc.StatusCode.FAILED_PRECONDITION, "said by a proxy on the way"),
         sent(StoreUnavailableError("the disk is full")),
+        Received(grpc.StatusCode.FAILED_PRECONDITION, "with details that are none", ((DETAILS_KEY, b"\xff\xff\xff"),)),
     ],
 )
 def test_trouble_that_may_pass_is_no_refusal(trouble: Received) -> None:

@@ -1,7 +1,7 @@
 """One stream to the server that carries all calls: `Line` answers to the names of the contract's methods, as a stub of gRPC does.
 
 A call of gRPC for each message costs more than the message. A refusal arrives as the same `AioRpcError` as from the method
-itself; when the stream ends, so do all calls in it, with its error.
+itself, and so does an answer that cannot be read; when the stream ends, so do all calls in it, with its error.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 from google.rpc import status_pb2  # type: ignore[import-untyped]
 
 from fedrep.wire.methods import METHODS, Method
@@ -21,7 +22,7 @@ from fedrep_runtime.status import DETAILS_KEY
 
 TOGETHER = 2**17  # bytes that leave in one message, if each part is smaller
 
-_CODES = {code.value[0]: code for code in grpc.StatusCode}
+_CODES = {code.value[0]: code for code in grpc.StatusCode if code is not grpc.StatusCode.OK}
 
 
 @dataclass(eq=False)
@@ -97,7 +98,7 @@ class Line:
                 if answer.status:
                     raise _refusal(answer.status)
                 if answer.HasField("message"):
-                    yield method.response.FromString(answer.message)
+                    yield _decoded(method, answer.message)
         except TimeoutError:
             raise _error(grpc.StatusCode.DEADLINE_EXCEEDED, f"{method.name} was not answered in {timeout:g} s") from None
         finally:
@@ -189,6 +190,8 @@ class Line:
     async def _read(self) -> None:
         try:
             async for answer in self._stream:
+                if answer is None:  # gRPC could not read it
+                    return self._end(_error(grpc.StatusCode.INTERNAL, "the server sent a message that cannot be read"))
                 for each in (answer, *answer.more):
                     answers = self._open.get(each.call)
                     if answers is not None:
@@ -206,10 +209,23 @@ class Line:
                 call.answers.put_nowait(why)
 
 
+def _decoded(method: Method, message: bytes) -> Any:
+    try:
+        return method.response.FromString(message)
+    except DecodeError as error:
+        raise _error(grpc.StatusCode.INTERNAL, f"the server's answer to {method.name} cannot be read: {error}") from None
+
+
 def _refusal(status: bytes) -> grpc.aio.AioRpcError:
-    said = status_pb2.Status.FromString(status)
+    try:
+        said = status_pb2.Status.FromString(status)
+    except DecodeError as error:
+        return _error(grpc.StatusCode.INTERNAL, f"the server's refusal cannot be read: {error}")
+    code = _CODES.get(said.code)
+    if code is None:
+        return _error(grpc.StatusCode.INTERNAL, f"the server refused with a status that there is not, {said.code}")
     trailers = grpc.aio.Metadata((DETAILS_KEY, status))
-    return grpc.aio.AioRpcError(_CODES[said.code], grpc.aio.Metadata(), trailers, said.message, None)
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), trailers, said.message, None)
 
 
 def _error(code: grpc.StatusCode, text: str) -> grpc.aio.AioRpcError:

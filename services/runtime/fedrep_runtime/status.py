@@ -6,10 +6,12 @@ a server's OutOfPhaseError are both FAILED_PRECONDITION. Its text and its reason
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import grpc
 from google.protobuf import any_pb2
+from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 from grpc_status import rpc_status
 
@@ -68,15 +70,19 @@ async def abort_with(context: grpc.aio.ServicerContext[Any, Any], error: FedrepE
 
 
 def reason_of(error: grpc.RpcError) -> str | None:
-    """The machine-readable word a peer sent with its refusal, if it is one of this project's."""
+    """The machine-readable word a peer sent with its refusal, if it is one of this project's and can be read."""
     metadata: Any = error.trailing_metadata() or ()
-    for key, value in metadata:
-        if key == DETAILS_KEY:
-            for detail in status_pb2.Status.FromString(value).details:
-                info = error_details_pb2.ErrorInfo()
-                if detail.Unpack(info) and info.domain == DOMAIN:
-                    return str(info.reason)
-    return None
+    try:
+        return next((reason for key, value in metadata if key == DETAILS_KEY for reason in _reasons(value)), None)
+    except DecodeError:
+        return None
+
+
+def _reasons(status: bytes) -> Iterator[str]:
+    for detail in status_pb2.Status.FromString(status).details:
+        info = error_details_pb2.ErrorInfo()
+        if detail.Unpack(info) and info.domain == DOMAIN:
+            yield str(info.reason)
 
 
 def error_of(error: grpc.RpcError) -> FedrepError | None:
