@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
 import time
 from pathlib import Path
@@ -98,6 +99,61 @@ def test_a_slow_trainer_is_a_bystander_and_not_punished(federation: Federation) 
         assert not slow.state.memory.residual.any(), "stale updates do not pile up"
 
     serve(federation, scenario, "slow")
+
+
+def test_an_audit_that_cannot_be_written_ends_the_silo_with_the_disks_error(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def scenario(federation: Federation, run: str) -> None:
+        await federation.create_run(run)
+        daemon = federation.daemon(0, run)
+        monkeypatch.setattr(daemon.connection._audit, "sent", full)
+        with pytest.raises(OSError, match="No space left"):
+            await daemon.run()
+        await daemon.connection.close()
+
+    serve(federation, scenario, "audit-full")
+
+
+@pytest.mark.parametrize("error", [KeyError("99"), asyncio.CancelledError()], ids=["foreign", "cancelled by nobody"])
+def test_a_call_that_dies_of_an_unforeseen_error_ends_the_silo_with_a_sentence(
+    federation: Federation, lines: list[Any], monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    async def fail(_: Any) -> Any:
+        raise error
+
+    async def scenario(federation: Federation, run: str) -> None:
+        daemon = federation.daemon(0, run)
+        monkeypatch.setattr(daemon.connection, "join", fail)
+        with pytest.raises(FedrepError, match=f"nobody expected, {type(error).__name__}.*Start the silo again"):
+            await daemon.run()
+        await daemon.connection.close()
+
+    serve(federation, scenario, f"dies-{type(error).__name__}")
+    assert any(line["event"] == "task_died" for line in lines)
+
+
+def test_a_report_that_the_audit_has_no_room_for_stays_here_and_stops_nobody(
+    federation: Federation, lines: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(federation: Federation, run: str) -> None:
+        await federation.create_run(run, rounds=2)
+        daemons = [federation.daemon(n, run) for n in range(4)]
+        sent = daemons[0].connection._audit.sent
+
+        def no_room(what: str, *rest: Any, **details: Any) -> None:
+            if what == "ReportMetrics":
+                raise OSError(errno.ENOSPC, "No space left on device")
+            sent(what, *rest, **details)
+
+        monkeypatch.setattr(daemons[0].connection._audit, "sent", no_room)
+        assert await finish(*daemons) == [None] * 4
+
+    serve(federation, scenario, "report-full")
+    assert sum(line["event"] == "report_not_sent" for line in lines) == 2
 
 
 def test_a_second_process_on_the_same_state_folder_is_refused(federation: Federation) -> None:

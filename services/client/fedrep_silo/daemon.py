@@ -84,7 +84,7 @@ class SiloDaemon:
         self.reports = Reports(
             settings, self.connection, self.folder, self._ledgers, self.books, credentials.identity.name, self._training
         )
-        self._events: asyncio.Queue[Event | FedrepError] = asyncio.Queue()
+        self._events: asyncio.Queue[Event | FedrepError | OSError] = asyncio.Queue()
         self._effects: list[Effect] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._attending = False
@@ -128,7 +128,7 @@ class SiloDaemon:
         try:
             while True:
                 event = await self._events.get()
-                if isinstance(event, FedrepError):
+                if isinstance(event, Exception):
                     raise event
                 if self.connection.lost:
                     self.connection.lost = False
@@ -192,8 +192,18 @@ class SiloDaemon:
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
         return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """The machine waits for an event of each task: one that died without it ends the daemon."""
+        self._tasks.discard(task)
+        if task.cancelled():  # by this daemon, which needs it no longer, or else by nobody
+            error: BaseException | None = None if task.cancelling() else asyncio.CancelledError()
+        else:
+            error = task.exception()
+        if error is not None:
+            self._events.put_nowait(_ending(error))
 
     async def _answer(self, request: Request, call: Coroutine[Any, Any, Any]) -> None:
         try:
@@ -223,6 +233,19 @@ class SiloDaemon:
     async def _wait(self, wait: Wait) -> None:
         await asyncio.sleep(wait.seconds)
         self._events.put_nowait(TimePassed(wait))
+
+
+def _ending(error: BaseException) -> FedrepError | OSError:
+    """With what the daemon ends: an error of the disk says itself what is wrong."""
+    if isinstance(error, OSError):
+        return error
+    log.error("task_died", exc_info=error)
+    ending = FedrepError(
+        f"the silo stops over an error that nobody expected, {type(error).__name__}: {error}; this is a fault in fedrep, and the "
+        "log says where. Start the silo again: what it had written is whole"
+    )
+    ending.__cause__ = error
+    return ending
 
 
 def _now() -> Moment:

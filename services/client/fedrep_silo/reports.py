@@ -241,6 +241,8 @@ class Reports:
             await self._connection.report(request)
         except FedrepError as error:
             log.debug("report_refused", why=str(error))
+        except Exception as error:  # a full disk, for one: without its line in the audit it stays here
+            log.warning("report_not_sent", why=f"{type(error).__name__}: {error}")
 
     async def settle(self) -> None:
         """Until what was reported has arrived, or the server is out of reach for good."""
