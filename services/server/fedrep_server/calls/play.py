@@ -1,7 +1,8 @@
 """Play: the calls of one silo over one stream, each under the same gate as if it had come alone.
 
 A call of gRPC costs more than most of the messages in it. Nothing else changes: what a method takes, refuses, counts and waits
-for is decided where it is for the method itself. The stream is read no faster than the calls in it take their parts.
+for is decided where it is for the method itself. The stream is read no faster than the calls in it take their parts, and never so
+long at a time that others have to wait.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ ANSWERS_AHEAD = 4
 CALLS_AT_ONCE = 64  # beyond them the stream is not read on; how many a caller may have served at once is the turnstile's to say
 TOGETHER = 2**17  # bytes of answers that leave in one message, if each is smaller
 AHEAD = 2**16  # bytes of parts that may wait for their handler; one part of any size always may
+PER_PART = 64  # bytes that a part takes beside its own
+AT_A_TIME = 256  # messages that came as one, before everybody else has a turn
 LATE_PARTS = 64  # of calls that have ended: those that were on their way when the answer left
 
 
@@ -63,10 +66,11 @@ class InnerCall:
         self._parts: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._unread = 0
         self._read = asyncio.Event()
+        self._has_all = False
 
     async def next(self) -> bytes | None:
         part = await self._parts.get()
-        self._unread -= len(part or b"")
+        self._unread -= _size(part)
         self._read.set()
         return part
 
@@ -74,10 +78,24 @@ class InnerCall:
         while (part := await self.next()) is not None:
             yield part
 
-    async def hand_over(self, part: bytes | None) -> None:
+    async def take(self, request: pb.PlayRequest) -> None:
+        """What the method takes alone: one message, or parts up to the last."""
+        name = self.method.name
+        if request.HasField("message"):
+            if self._has_all:
+                raise DecodeError(f"a call of {name} went on after its last message; update the program that sent it")
+            self._has_all = not self.method.takes_parts
+            await self._hand_over(request.message)
+        if request.last and not self._has_all:
+            if not self.method.takes_parts:
+                raise DecodeError(f"a call of {name} ended without its message; update the program that sent it")
+            self._has_all = True
+            await self._hand_over(None)
+
+    async def _hand_over(self, part: bytes | None) -> None:
         """Waits while too much is unread, but not for a handler that has ended."""
         assert self.task is not None
-        size = len(part or b"")
+        size = _size(part)
         while self._unread and self._unread + size > AHEAD and not self.task.done():
             self._read.clear()
             reading = asyncio.create_task(self._read.wait())
@@ -85,6 +103,10 @@ class InnerCall:
             reading.cancel()
         self._unread += size
         self._parts.put_nowait(part)
+
+
+def _size(part: bytes | None) -> int:
+    return 0 if part is None else len(part) + PER_PART
 
 
 class Stream:
@@ -134,8 +156,10 @@ class Stream:
         try:
             async for request in requests:
                 await self._take(request)
-                for other in request.more:
+                for number, other in enumerate(request.more, 1):
                     await self._take(other)
+                    if number % AT_A_TIME == 0:
+                        await asyncio.sleep(0)
             under_way = [call.task for call in self._calls.values() if call.task is not None]
             await asyncio.gather(*under_way, return_exceptions=True)
         except FedrepError as error:
@@ -154,10 +178,7 @@ class Stream:
             assert call.task is not None
             call.task.cancel()
             return
-        if request.HasField("message"):
-            await call.hand_over(request.message)
-        if request.last and call.method.takes_parts:
-            await call.hand_over(None)
+        await call.take(request)
 
     async def _begin(self, request: pb.PlayRequest) -> InnerCall:
         self._highest = request.call
@@ -167,7 +188,12 @@ class Stream:
         await self._room.acquire()
         call = self._calls[request.call] = InnerCall(request.call, method)
         call.task = asyncio.create_task(self._answer(call))
+        call.task.add_done_callback(lambda _: self._release(call))  # one that is cancelled before its first step does not itself
         return call
+
+    def _release(self, call: InnerCall) -> None:
+        if self._calls.pop(call.number, None) is not None:
+            self._room.release()
 
     def _count_late(self) -> None:
         self._late += 1
@@ -185,7 +211,6 @@ class Stream:
         except CallRefusedError as refused:
             answer = pb.PlayResponse(call=call.number, last=True, status=refused.status)
         finally:
-            self._calls.pop(call.number, None)
-            self._room.release()
+            self._release(call)
         self._late = 0
         await self._answers.put(answer)
