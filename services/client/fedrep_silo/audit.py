@@ -7,6 +7,7 @@ after a power cut.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -38,26 +39,21 @@ class Audit:
         self.add(AuditLine(what, size, round_number, details))
 
     def add(self, *lines: AuditLine) -> None:
-        """JSON lines; one that a crash cut short is skipped by `entries`."""
-        text = "".join(_text(line) for line in lines)
+        """JSON lines. One that a crash or a full disk cut short is skipped by `entries`; the next begins on a line of its own."""
+        text = "".join(_text(line) for line in lines).encode()
         is_new = not self._known and not self._path.exists()
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        descriptor = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
         try:
-            if not self._known and not self._ends_whole():  # an earlier process may have died within a line
-                os.write(descriptor, b"\n")
-            os.write(descriptor, text.encode())
+            if not _ends_whole(descriptor):
+                text = b"\n" + text
+            if os.write(descriptor, text) != len(text):
+                raise OSError(errno.ENOSPC, "took only a part of an entry", str(self._path))
             os.fdatasync(descriptor)
         finally:
             os.close(descriptor)
         if is_new:
             sync_folder(self._path.parent)
         self._known = True
-
-    def _ends_whole(self) -> bool:
-        with self._path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(size - 1, 0))
-            return file.read(1) in (b"", b"\n")
 
     def entries(self) -> Iterator[dict[str, Any]]:
         if not self._path.exists():
@@ -69,6 +65,12 @@ class Audit:
                 continue
             if isinstance(entry, dict) and entry.keys() >= ENTRY:
                 yield entry
+
+
+def _ends_whole(descriptor: int) -> bool:
+    """Looked at every time: another one may have written last."""
+    size = os.fstat(descriptor).st_size
+    return size == 0 or os.pread(descriptor, 1, size - 1) == b"\n"
 
 
 def _text(line: AuditLine) -> str:
