@@ -17,7 +17,7 @@ import pytest
 import structlog
 
 from fedrep.coding import encode_coordinates
-from fedrep.errors import SettingsError
+from fedrep.errors import RefusedError, SettingsError
 from fedrep.privacy import CoordinateRelease, Ledger
 from fedrep.protocol.error_memory import ErrorMemory
 from fedrep.protocol.manifests import RunHash
@@ -200,8 +200,31 @@ def test_a_charge_that_a_crash_cut_short_does_not_count_and_the_next_one_does(tm
     path.write_bytes(whole.splitlines(keepends=True)[0] + lost_pages)
     assert LedgerFolder(tmp_path, "silo-0").of("run") == charged[0], "its end reached the disk, and its beginning did not"
     after_the_crash = LedgerFolder(tmp_path, "silo-0")
+    after_the_crash.of("run")
     after_the_crash.write("run", charged[2])
     assert after_the_crash.of("run") == charged[2]
+
+
+def test_of_two_daemons_in_one_run_the_one_that_finds_a_charge_of_the_other_stops(tmp_path: Path) -> None:
+    """Each would write a sum of its own, and the last line would hide what the other has spent."""
+    one, other = (LedgerFolder(tmp_path, "silo-0") for _ in range(2))
+    assert one.of("run") == other.of("run") == Ledger()
+    charged = [Ledger().charge(CoordinateRelease(number, 100, 4, 0.5)) for number in (1, 2)]
+    one.write("run", charged[0])
+    with pytest.raises(SettingsError, match="another daemon of 'silo-0'"):
+        other.write("run", charged[1])
+    assert LedgerFolder(tmp_path, "silo-0").of("run") == charged[0]
+
+
+def test_two_runs_over_the_same_data_do_not_spend_the_rest_of_a_budget_twice(tmp_path: Path) -> None:
+    release = CoordinateRelease(1, 100, 4, 0.5)
+    assert release.epsilon is not None
+    one, other = (LedgerFolder(tmp_path, "silo-0", 1.5 * release.epsilon) for _ in range(2))
+    assert one.elsewhere("one") == other.elsewhere("other") == 0.0, "both see enough left"
+    one.write("one", Ledger().charge(release))
+    with pytest.raises(RefusedError, match="epsilon budget"):
+        other.write("other", Ledger().charge(release))
+    assert other.of("other") == Ledger()
 
 
 def test_a_ledger_file_stays_short_and_one_of_an_earlier_release_is_read(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ class SiloDaemon:
         state: StateFolder | None = None,
         connection: Connection | None = None,
     ) -> None:
-        self._ledgers = LedgerFolder(settings.ledger, credentials.identity.name)
+        self._ledgers = LedgerFolder(settings.ledger, credentials.identity.name, settings.policy.epsilon_budget)
         self.books = RecordBooks(settings.ledger, settings.privacy)
         self.books.check(trainer)
         self.folder = (

@@ -12,25 +12,31 @@ import json
 import os
 from pathlib import Path
 
-from fedrep.errors import InvalidInputError, SettingsError
+from fedrep.errors import InvalidInputError, RefusedError, SettingsError
 from fedrep.privacy import Ledger, sum_of
-from fedrep_runtime.files import write_atomically
+from fedrep_runtime.files import taking_turns, write_atomically
 from fedrep_runtime.json_text import parsed
 
 LONGEST_FILE = 2**14  # bytes: read whole at every question
 
 
 class LedgerFolder:
-    """Written before the proposal it pays for leaves; read anew at every question, for another run may have gone on."""
+    """Written before the proposal it pays for leaves; read anew at every question, for another run may have gone on.
 
-    def __init__(self, folder: Path, silo: str) -> None:
+    Charges take turns: what a charge rests on, the ledger as it was and what other runs have spent of the `budget`, holds when
+    it is written. Two daemons with folders of their own can be in one run; the one that finds a charge of the other stops.
+    """
+
+    def __init__(self, folder: Path, silo: str, budget: float | None = None) -> None:
         self._folder = folder
         self._silo = silo
+        self._budget = budget
+        self._known: dict[str, Ledger] = {}  # as this process read or wrote it last
         self._sizes: dict[str, int] = {}  # of the files that this process wrote, whole lines all of them
 
     def of(self, run: str) -> Ledger:
-        path = self._path(run)
-        return _read(path) if path.exists() else Ledger()
+        self._known[run] = self._now(run)
+        return self._known[run]
 
     def elsewhere(self, run: str) -> float | None:
         # records.json, beside them, is `record_books`'.
@@ -38,10 +44,33 @@ class LedgerFolder:
         return sum_of(0.0, *(ledger.total for ledger in map(_read, others) if ledger.rounds))
 
     def write(self, run: str, ledger: Ledger) -> None:
-        line = json.dumps(ledger.to_dict()).encode() + b"\n"
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with taking_turns(self._folder / ".ledgers.lock"):
+            self._check(run, ledger)
+            self._write(run, json.dumps(ledger.to_dict()).encode() + b"\n")
+        self._known[run] = ledger
+
+    def _check(self, run: str, ledger: Ledger) -> None:
+        if self._now(run) != self._known.get(run, Ledger()):
+            raise SettingsError(
+                f"{self._path(run)} was changed by somebody else: another daemon of {self._silo!r}, with a state folder of its "
+                "own, is in the same run. Stop one of the two; nothing was sent"
+            )
+        spent = sum_of(ledger.total, self.elsewhere(run)) if self._budget is not None else None
+        if self._budget is not None and (spent is None or spent > self._budget):
+            raise RefusedError(
+                f"another run over these data spent what was left of the epsilon budget of {self._budget:g} at the same moment; "
+                "nothing was sent. Raise epsilon_budget in this silo's policy to go on",
+                reason="EPSILON_BUDGET",
+            )
+
+    def _now(self, run: str) -> Ledger:
+        path = self._path(run)
+        return _read(path) if path.exists() else Ledger()
+
+    def _write(self, run: str, line: bytes) -> None:
         size = self._sizes.pop(run, LONGEST_FILE)
         if size + len(line) > LONGEST_FILE:
-            self._folder.mkdir(parents=True, exist_ok=True)
             write_atomically(self._path(run), line)
             size = 0
         else:
