@@ -20,7 +20,6 @@ from fedrep.protocol.model_state import ServerModel
 from fedrep.wire.v1 import federation_pb2 as pb
 from fedrep.wire.v1.observer_pb2_grpc import ObserverServiceStub
 from fedrep_cli.main import main
-from fedrep_runtime.run_config import DeadlineConfig
 from fedrep_server.rounds.model_steps import CHECKPOINT_EVERY
 from tests.harness.live_server import PARAMETERS, SILOS, LiveServer, joined, wait_for_round
 from tests.harness.mini_silo import MiniSilo, play_round
@@ -29,7 +28,6 @@ from tests.harness.people import People
 RUN = "replayed"
 ROUNDS = CHECKPOINT_EVERY + 3
 KEPT = ROUNDS + 10
-NEVER = DeadlineConfig(propose=3600, submit=3600, confirm=3600, reveal=3600)
 
 
 def updates(number: int) -> dict[str, list[float]]:
@@ -70,7 +68,7 @@ class Lived:
 def lived(people: People, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lived]:
     folder = tmp_path_factory.mktemp("lived")
     with LiveServer(people, folder / "data") as server:
-        server.create_run(RUN, rounds=100, keep_models=KEPT, deadlines=NEVER)
+        server.create_run(RUN, rounds=100, keep_models=KEPT)
         silos = joined(server, RUN)
         known = {0: in_bytes(silos[0])} | play(server, silos, range(1, ROUNDS + 1))
         manifest = wait_for_round(server, RUN, after=ROUNDS)

@@ -33,7 +33,7 @@ from fedrep_cli.processes import free_port
 from fedrep_identity.authority import CertificateAuthority
 from fedrep_identity.certificates import Credentials, Role
 from fedrep_runtime.observer_client import ObserverClient
-from fedrep_runtime.run_config import AggregatorConfig, DeadlineConfig, RunConfig, sign_run
+from fedrep_runtime.run_config import AggregatorConfig, RunConfig, sign_run
 from fedrep_runtime.run_orders import amend_request, rollback_request
 from fedrep_runtime.toml_text import toml_document
 from fedrep_server.config import ServerSettings
@@ -43,6 +43,7 @@ from fedrep_silo.daemon import SiloDaemon
 from fedrep_silo.evaluator import Evaluator
 from fedrep_silo.training import in_thread
 from fedrep_trainers.trainer import Trainer
+from tests.harness.deadlines import NEVER
 from tests.harness.people import People
 from tests.harness.processes import ServerProcess, SiloProcess, start_process
 from tests.harness.stub_trainer import PARAMETERS as PARAMETERS
@@ -96,6 +97,7 @@ class Federation:
             "gather_seconds": 60.0,  # a limit: a round starts when everyone is there
             "wait_seconds": 5.0,
             "grace_seconds": 2.0,
+            "pace_factor": 0.0,
         }
         return ServerSettings(**(options | self.server_options))
 
@@ -119,7 +121,7 @@ class Federation:
             "fraction": 0.2,
             "initial_range": 1.0,
             "aggregator": AggregatorConfig(name="mean"),
-            "deadlines": DeadlineConfig(propose=60, submit=60, confirm=60, reveal=60),
+            "deadlines": NEVER,
         }
         config = RunConfig(name=name, silos=tuple(silos if silos is not None else self.names), **(settings | options))
         vector = trainer.initial()

@@ -20,7 +20,7 @@ from fedrep.wire.v1 import federation_pb2 as pb
 from fedrep.wire.v1 import observer_pb2
 from fedrep_identity.certificates import Credentials
 from fedrep_runtime.observer_client import ObserverClient
-from fedrep_runtime.run_config import AggregatorConfig, DeadlineConfig, RunConfig, sign_run
+from fedrep_runtime.run_config import AggregatorConfig, RunConfig, sign_run
 from fedrep_runtime.run_orders import rollback_request
 from fedrep_runtime.status import reason_of
 from fedrep_runtime.tls import channel_options, client_channel_credentials
@@ -28,6 +28,7 @@ from fedrep_server.config import ServerSettings
 from fedrep_server.operations.app import RunningServer, start
 from fedrep_server.rounds.run_driver import RunDriver
 from fedrep_silo.config import SiloSettings
+from tests.harness.deadlines import NEVER
 from tests.harness.mini_silo import SECONDS, MiniSilo
 from tests.harness.people import People
 
@@ -56,6 +57,7 @@ class LiveServer:
             "gather_seconds": 60.0,  # a limit: a round starts when everyone is there
             "wait_seconds": 5.0,
             "grace_seconds": 1.0,
+            "pace_factor": 0.0,
             "line_grace_seconds": 3600.0,  # tests hang up on purpose; whoever asks what follows sets it
         }
         self.settings = ServerSettings(**(given | options))
@@ -202,7 +204,7 @@ def signed_run(people: People, name: str, **options: Any) -> tuple[Any, RunConfi
         "fraction": 0.2,
         "initial_range": 1.0,
         "aggregator": AggregatorConfig(name="mean"),
-        "deadlines": DeadlineConfig(propose=60, submit=60, confirm=60, reveal=60),
+        "deadlines": NEVER,
     }
     config = RunConfig(name=name, **(settings | options))
     vector = np.random.default_rng(1).normal(size=PARAMETERS).astype(np.float32)

@@ -9,19 +9,15 @@ import pytest
 from fedrep.errors import FedrepError
 from fedrep.wire.v1 import federation_pb2
 from fedrep.wire.v1 import observer_pb2 as pb
-from fedrep_runtime.run_config import DeadlineConfig
 from fedrep_silo.training import in_thread
 from tests.harness.federation import Federation, StubTrainer
 from tests.harness.processes import SiloProcess
 from tests.harness.scenarios import serve
 
-DAYS = 1e6
-NEVER = DeadlineConfig(propose=DAYS, submit=DAYS, confirm=DAYS, reveal=DAYS)
-
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Federation:
-    return Federation.create(tmp_path_factory.mktemp("broken"), silos=5, line_grace_seconds=0.5, pace_factor=0)
+    return Federation.create(tmp_path_factory.mktemp("broken"), silos=5, line_grace_seconds=0.5)
 
 
 def statuses(rounds: list[pb.Round], silo: int) -> list[str]:
@@ -29,7 +25,7 @@ def statuses(rounds: list[pb.Round], silo: int) -> list[str]:
 
 
 def start_training_for_ever(federation: Federation, run: str) -> SiloProcess:
-    trainer = {"user_code": "stub_code:build", "user_code_dir": federation.folder, "options": {"number": 0, "seconds": DAYS}}
+    trainer = {"user_code": "stub_code:build", "user_code_dir": federation.folder, "options": {"number": 0, "seconds": 1e6}}
     return federation.start_silo_process(0, run, trainer=trainer)
 
 
@@ -42,7 +38,7 @@ async def until_only_it_is_waited_for(federation: Federation, run: str) -> pb.Ge
 
 def test_a_killed_silo_is_waited_for_a_moment_and_never_until_the_deadline(federation: Federation) -> None:
     async def scenario(federation: Federation, run: str) -> None:
-        await federation.create_run(run, rounds=3, quorum=4, deadlines=NEVER)
+        await federation.create_run(run, rounds=3, quorum=4)
         victim = start_training_for_ever(federation, run)
         others = [asyncio.create_task(federation.daemon(n, run).run()) for n in range(1, 5)]
         waiting = await until_only_it_is_waited_for(federation, run)
@@ -68,7 +64,7 @@ def test_a_trainer_that_raises_holds_nobody_up_neither_while_it_stays_nor_when_i
         raise RuntimeError("CUDA out of memory")
 
     async def scenario(federation: Federation, run: str) -> None:
-        await federation.create_run(run, rounds=4, quorum=4, deadlines=NEVER)
+        await federation.create_run(run, rounds=4, quorum=4)
         broken = federation.daemon(0, run, StubTrainer(0, before_training=fail), training_failures=2)
         tasks = [asyncio.create_task(daemon.run()) for daemon in (broken, *(federation.daemon(n, run) for n in range(1, 5)))]
         ended = await asyncio.gather(*tasks, return_exceptions=True)
@@ -83,7 +79,7 @@ def test_a_trainer_that_raises_holds_nobody_up_neither_while_it_stays_nor_when_i
 
 def test_a_silo_that_is_stopped_while_it_trains_holds_nobody_up(federation: Federation) -> None:
     async def scenario(federation: Federation, run: str) -> None:
-        await federation.create_run(run, rounds=2, quorum=4, deadlines=NEVER)
+        await federation.create_run(run, rounds=2, quorum=4)
         polite = start_training_for_ever(federation, run)
         others = [asyncio.create_task(federation.daemon(n, run).run()) for n in range(1, 5)]
         await until_only_it_is_waited_for(federation, run)
@@ -98,7 +94,7 @@ def test_a_silo_that_is_stopped_while_it_trains_holds_nobody_up(federation: Fede
 
 def test_a_silo_that_is_killed_and_started_again_sits_that_round_out_and_plays_the_next(federation: Federation) -> None:
     async def scenario(federation: Federation, run: str) -> None:
-        await federation.create_run(run, rounds=2, quorum=4, deadlines=NEVER)
+        await federation.create_run(run, rounds=2, quorum=4)
         victim = start_training_for_ever(federation, run)
         others = [asyncio.create_task(federation.daemon(n, run).run()) for n in range(1, 5)]
         await until_only_it_is_waited_for(federation, run)
