@@ -73,7 +73,7 @@ def vector_work(d: int, folder: Path) -> tuple[dict[str, Work], int]:
     values = quantize(gather(g, consensus), 3.0, ring, rng)
     key, seed = AgreementKey.generate(), SecretBytes(secrets.token_bytes(32))
     mates = [AgreementKey.generate().public for _ in range(BUFFER - 1)]
-    place = Place(RunHash(b""), 1, SiloName(NAME), 0, C2, 2, 0, 0, {})
+    place = Place(RunHash(b""), 1, SiloName(NAME), 0, C2, C2, 2, 0, 0, {})
     pending = Pending(place, contribution, 3.0, consensus, values.dequantized, coded)
     waiting = replace(memory, pending=pending)
     server = ServerModel(replace(model, vector=model.vector.copy()), np.zeros(d, np.float32))

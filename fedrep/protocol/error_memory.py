@@ -50,6 +50,7 @@ class Place:
     round: int
     silo: SiloName
     buffer: int
+    c1: bytes
     c2: bytes
     min_survivors: int
     byzantine: int
@@ -64,6 +65,7 @@ class Place:
             ready.manifest.round,
             ready.member.name,
             submitted.place,
+            ready.c1,
             submitted.agreement.c2,
             run.min_survivors,
             run.byzantine,
@@ -199,7 +201,7 @@ def _renounced(place: Place, statements: tuple[Statement, ...]) -> bool:
         if key is None or statement.silo in valid or (statement.run, statement.round) != (place.run, place.round):
             continue
         try:
-            key.verify(statement.signature, statement_message(place.run, place.round, statement.silo))
+            key.verify(statement.signature, statement_message(place.run, place.round, place.c1, statement.silo))
         except CryptoError:
             continue
         valid.add(statement.silo)

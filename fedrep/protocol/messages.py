@@ -189,16 +189,20 @@ class Reveal:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A holder's word that it revealed nothing in this round and never will."""
+    """A holder's word that it revealed nothing in this round and never will.
+
+    `c1` is the round's, by which the server checks the signature; silos judge it by the C1 under which they sent values.
+    """
 
     silo: SiloName
     run: RunHash
     round: int
     signature: bytes
+    c1: bytes = b""
 
 
-def statement_message(run: RunHash, round_number: int, silo: SiloName) -> bytes:
-    return digest("fedrep/statement", run, round_number, silo)
+def statement_message(run: RunHash, round_number: int, c1: bytes, silo: SiloName) -> bytes:
+    return digest("fedrep/statement", run, round_number, c1, silo)
 
 
 class Outcome(Enum):

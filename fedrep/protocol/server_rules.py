@@ -158,7 +158,7 @@ def check_statement(statement: Statement, run: RunHash, last_round: int, key: Ve
         raise WrongRoundError("the statement is about another run", reason="WRONG_RUN")
     if statement.round > last_round:
         raise OutOfPhaseError(f"round {statement.round} is not over; no statement about it is needed yet")
-    message = statement_message(statement.run, statement.round, statement.silo)
+    message = statement_message(statement.run, statement.round, statement.c1, statement.silo)
     _verify({statement.silo: key}, statement.silo, statement.signature, message, "the statement")
 
 

@@ -18,7 +18,7 @@ from fedrep.patched import dense
 from fedrep.protocol.amendments import check_chain, first_of, followed_to
 from fedrep.protocol.clip_range import range_bits
 from fedrep.protocol.error_memory import Contribution, Fate, judge, opens
-from fedrep.protocol.manifests import RecordPromise, RoundManifest, RunManifest, SignedRoundManifest
+from fedrep.protocol.manifests import RecordPromise, RoundManifest, RunHash, RunManifest, SignedRoundManifest
 from fedrep.protocol.messages import (
     Consensus,
     Evidence,
@@ -33,6 +33,7 @@ from fedrep.protocol.model_state import ModelState, indices_of
 from fedrep.protocol.public_choice import PublicChoice
 from fedrep.protocol.silo_effects import (
     Accepted,
+    Answer,
     Answered,
     Ask,
     Certificates,
@@ -79,7 +80,7 @@ from fedrep.protocol.silo_identity import Conduct, SiloIdentity
 from fedrep.protocol.silo_presence import RosterWatch, Sessions
 from fedrep.protocol.silo_round import Confirmed, Membership, Observing, Proposed, Ready, Revealed, Submitted
 from fedrep.protocol.silo_rules import check_epsilon, check_run
-from fedrep.protocol.silo_state import SiloState
+from fedrep.protocol.silo_state import Journal, SiloState
 from fedrep.protocol.silo_table import IN_ROUND, TABLE, Phase
 from fedrep.protocol.silo_trust import Chains, check_rollback, check_round_signature, check_run_signature
 from fedrep.public_coordinates import only
@@ -123,6 +124,7 @@ class SiloMachine:
         self._saved = Save(state)
         self._signing_key = own.signing_key()
         self._run: RunManifest | None = None
+        self._runs: frozenset[RunHash] = frozenset()
         self._server_certificate = b""
         self._rollback: SignedRollback | None = None
         self._last_heard = 0
@@ -170,7 +172,7 @@ class SiloMachine:
                 if not any(request is each for each in self._open):
                     return []
                 self._open = [each for each in self._open if each is not request]
-                self._answered, content = request, answer
+                self._answered, content = request, self._checked(request, answer)
         row = TABLE.get((self.phase, type(content)))
         if row is None:
             return []
@@ -183,6 +185,19 @@ class SiloMachine:
             raise AssertionError(f"{before.name} x {type(content).__name__} led to {self.phase.name}, which the table does not")
         return effects
 
+    def _checked(self, request: Request, answer: Answer) -> Answer:
+        """How another round ended than the one that was asked about is no answer, be it of this run or of one like it.
+
+        What a silo signs about the end of a round is true by its journal, which is about this run's rounds alone.
+        """
+        if not isinstance(request, GetUpdate) or not isinstance(answer, Concluded):
+            return answer
+        update = answer.update
+        if update.run in self._runs and update.round == request.round:
+            return answer
+        text = f"asked how round {request.round} ended, the server spoke of round {update.round} of another run or of this one"
+        return Refusal(RefusedError(text, reason="WRONG_ANSWER"), said_by_server=False)
+
     # Joining the run.
 
     def _ask_for_news(self, _: object) -> Effects:
@@ -192,6 +207,9 @@ class SiloMachine:
     def _consider_run(self, joined: Joined) -> Effects:
         pinned = self._own.policy.pinned_admins
         run = check_run_signature(joined.run, self._own.trust, pinned)
+        if run.name != self._conduct.run_name:  # another folder of this silo may be in that one
+            text = f"asked for run {self._conduct.run_name!r}, the server offers run {run.name!r}"
+            raise RefusedError(text, reason="OTHER_RUN")
         try:
             check_run(run, self._own.policy, self._own.name, self._own.promise)
             self._own.drill.check(run)
@@ -208,7 +226,9 @@ class SiloMachine:
             effects = [self._save(journal=replace(journal, run=name, origin=journal.ledger_name))]
             self._announced = False  # session keys are signed over the run
         self._run, self._server_certificate, self._waiting_since = run, joined.server_certificate, None
-        self._rollback = check_rollback(joined.rollback, followed_to(chain), self._own.trust, pinned)
+        followed = followed_to(chain)
+        self._runs = frozenset(manifest.digest() for manifest in followed)
+        self._rollback = check_rollback(joined.rollback, followed, self._own.trust, pinned)
         if self._must_announce():
             return [*effects, *self._announce(Phase.ANNOUNCING)]
         return [*effects, Report(HasJoined(run, joined)), *self._go_on(joined.round, joined.state)]
@@ -290,6 +310,11 @@ class SiloMachine:
         if manifest.run != self._run.digest() and self._asked_about != manifest.round:
             self._asked_about = manifest.round
             return self._ask_for_news(None)  # an amended list has come into force
+        if manifest.run not in self._runs or manifest.round > self._run.rounds:
+            text = (
+                f"the server's round {manifest.round} is none of run {self._run.name!r}, which ends with round {self._run.rounds}"
+            )
+            raise RefusedError(text, reason="OTHER_RUN")
         self.part = Part(manifest)
         if self._own.name not in manifest.names:
             self._roster.absent()
@@ -313,7 +338,7 @@ class SiloMachine:
 
     def _may_fetch(self, held: ModelState, manifest: RoundManifest) -> bool:
         """N5: only a silo that was away takes a model that its own updates did not lead to, or everyone on an admin's word."""
-        order = self._rollback
+        order = self.state.journal.not_yet_followed(self._rollback)
         if order is not None and (order.version, order.model_hash) == (manifest.model_version, manifest.model_hash):
             return True
         if order is not None and held.version < order.version < manifest.model_version:
@@ -341,7 +366,12 @@ class SiloMachine:
             raise RefusedError("the server sent another model than the manifest names", reason="WRONG_MODEL")
         if model.vector.size != parameters:
             raise RefusedError(f"the run's model has {model.vector.size} parameters, this silo's {parameters}")
-        return [self._save(model=model), *self._get_ready()]
+        return [self._save(model=model, journal=self._journal_at(model)), *self._get_ready()]
+
+    def _journal_at(self, model: ModelState) -> Journal:
+        """An order is past once a model of its version, or a later one, is held."""
+        order, journal = self._rollback, self.state.journal
+        return journal.following(order) if order is not None and order.version <= model.version else journal
 
     def _meet(self, certificates: Certificates) -> Effects:
         self._chains.learn(certificates.chains)
@@ -366,10 +396,11 @@ class SiloMachine:
         )
         self._sessions.entered(self._sessions.pairs.own)
         self.part.ready = ready
-        pending = self.state.memory.pending
+        journal, pending = self._journal_at(model), self.state.memory.pending
+        effects: Effects = [self._save(journal=journal)] if journal is not self.state.journal else []
         if pending is not None:  # the last chance of a proof: nothing is proposed before the fate of the last values is decided
-            return self._ask(Phase.SETTLING, GetUpdate(pending.place.run, pending.place.round))
-        return self._decide_to_train(model)
+            return [*effects, *self._ask(Phase.SETTLING, GetUpdate(pending.place.run, pending.place.round))]
+        return [*effects, *self._decide_to_train(model)]
 
     def _settle_late(self, answer: Concluded | Refusal) -> Effects:
         held = self.state.model
@@ -387,13 +418,8 @@ class SiloMachine:
         manifest = self._manifest
         if self._contribution is not None and self._contribution.version != model.version:
             self._contribution = None  # a late silo does not pile up stale updates
-        if self._own.public_start is None and self._repeated_proposal() is None:
-            try:
-                elsewhere = self._own.ledgers.elsewhere(self.state.journal.ledger_name)
-                check_epsilon(manifest, self.state.journal.ledger, self._own.policy, elsewhere)
-            except RefusedError as error:
-                self._stopping = error
-                return [Report(Problem(manifest, error, own=True)), *self._abstain()]
+        if too_dear := self._within_budget():
+            return too_dear
         if not self._own.policy.trains_at(self._at.hour):
             return self._abstain()
         if self._contribution is not None:
@@ -404,6 +430,18 @@ class SiloMachine:
         if finished is not None and finished.version == model.version:
             return [*effects, *getattr(self, TABLE[Phase.TRAINING, type(finished)].action)(finished)]
         return [*effects, *self._train(model)]
+
+    def _within_budget(self) -> Effects:
+        """Nothing, if a new I_k may still be paid for; else this silo abstains, and leaves after the round."""
+        if self._own.public_start is not None or self._repeated_proposal() is not None:
+            return []
+        try:
+            elsewhere = self._own.ledgers.elsewhere(self.state.journal.ledger_name)
+            check_epsilon(self._manifest, self.state.journal.ledger, self._own.policy, elsewhere)
+        except RefusedError as error:
+            self._stopping = error
+            return [Report(Problem(self._manifest, error, own=True)), *self._abstain()]
+        return []
 
     def _repeated_proposal(self) -> NDArray[np.int64] | None:
         if self._contribution is None:
@@ -466,7 +504,7 @@ class SiloMachine:
 
     def _ask_while_training(self, _: object) -> Effects:
         """Only the server knows when its deadline passes. Asking is a message of the round, so its number goes to disk first."""
-        save = self._save(journal=self.state.journal.entered(self._manifest.round))
+        save = self._save(journal=self.state.journal.entered(self._manifest.round, self._manifest.context()))
         return [save, *self._say(Phase.TRAINING, save, GetConsensus(self._manifest.run, self._manifest.round))]
 
     def _watch_consensus(self, consensus: Consensus) -> Effects:
@@ -481,7 +519,7 @@ class SiloMachine:
         """Propose nothing, and say so: the others need not wait, and this silo stays a holder of their shares."""
         assert self.part is not None
         assert self.part.ready is not None
-        save = self._save(journal=self.state.journal.entered(self._manifest.round))
+        save = self._save(journal=self.state.journal.entered(self._manifest.round, self._manifest.context()))
         return [save, *self._say(Phase.ABSTAINING, save, self.part.ready.abstain(self._sessions.new()))]
 
     def _has_abstained(self, _: Accepted | Refusal) -> Effects:
@@ -499,12 +537,14 @@ class SiloMachine:
         if public is not None:
             coordinates = public.own
         if coordinates is None:
+            if too_dear := self._within_budget():  # other runs over these data may have spent while this one trained
+                return too_dear
             largest, generator = contribution.largest, own.randomness.generator()
             places = largest.places if largest is not None else None
             coordinates = propose(contribution.g, manifest.per_silo, manifest.alpha, generator, places)
             save = self._save(journal=journal.charged(manifest, contribution.training, coordinates))
         else:
-            save = self._save(journal=journal.entered(manifest.round))
+            save = self._save(journal=journal.entered(manifest.round, manifest.context()))
         bits = range_bits(contribution.g, manifest.clip_range, manifest.per_silo, contribution.peak, contribution.largest)
         assert self._run is not None
         own.drill.share(self._run, manifest.round, contribution.g)
@@ -675,8 +715,10 @@ class SiloMachine:
     def _lose_track(self, refusal: Refusal) -> Effects:
         """A manifest nobody signed, or a server that lost its latest rounds: what it says now is heard after a pause."""
         self.speaking = self._announced = False
-        news = [] if self.part is None else [Report(Problem(self._manifest, refusal.error, own=not refusal.said_by_server))]
-        return [*news, *self._idle(POLL_SECONDS)]
+        if self.part is None:
+            return [Report(Remark("server_not_understood", str(refusal.error))), *self._idle(POLL_SECONDS)]
+        problem = Problem(self._manifest, refusal.error, own=not refusal.said_by_server)
+        return [Report(problem), *self._idle(POLL_SECONDS)]
 
     def _learn_outcome(self, concluded: Concluded) -> Effects:
         assert self.part is not None
@@ -691,13 +733,25 @@ class SiloMachine:
     def _renounce(self, concluded: Concluded) -> Effects:
         """Others may need this holder's word that it revealed nothing; it is on disk before it is given."""
         number, journal = concluded.update.round, self.state.journal
-        if concluded.update.outcome is not Outcome.SKIPPED or not journal.may_renounce(number):
+        c1 = self._may_speak_of(number)
+        if concluded.update.outcome is not Outcome.SKIPPED or not c1 or not journal.may_renounce(number):
             return []
-        save = self._save(journal=journal.renouncing(number))
+        save = self._save(journal=journal.renouncing(number, c1))
         run = concluded.update.run
-        signature = self._signing_key.sign(statement_message(run, number, self._own.name))
-        statement = Statement(self._own.name, run, number, signature)
+        signature = self._signing_key.sign(statement_message(run, number, c1, self._own.name))
+        statement = Statement(self._own.name, run, number, signature, c1)
         return [save, *self._say(Phase.RENOUNCING, save, GetUpdate(run, number, statement))]
+
+    def _may_speak_of(self, number: int) -> bytes:
+        """C1 of a round that this journal is about; nothing for one in which this silo may have been without it.
+
+        A roster that lists a key of this process is no older than the process, and whatever the silo did since is in the journal.
+        """
+        if self.part is None:
+            return bytes.fromhex(self.state.journal.c1)
+        entry = self._manifest.entry(self._own.name)
+        known = number <= self.state.journal.last_round or (entry is not None and self._sessions.holds(entry.session_key))
+        return self._manifest.context() if known else b""
 
     def _settle(self, concluded: Concluded) -> Effects:
         """What became of values that were sent, and the next model."""

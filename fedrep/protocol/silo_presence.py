@@ -58,6 +58,9 @@ class Sessions:
             if public == listed:
                 return
 
+    def holds(self, key: bytes) -> bool:
+        return key in self.keys or key == self.pairs.own
+
     def forget_all(self) -> None:
         self.keys = {}
         self.pairs.forget()

@@ -376,11 +376,11 @@ def rollback_from_wire(wire: pb.SignedRollback) -> SignedRollback:
 
 
 def statement_to_wire(statement: Statement) -> pb.Statement:
-    return pb.Statement(silo=statement.silo, signature=statement.signature)
+    return pb.Statement(silo=statement.silo, signature=statement.signature, c1=statement.c1)
 
 
 def statement_from_wire(wire: pb.Statement, run: bytes, round_number: int) -> Statement:
-    return Statement(SiloName(wire.silo), RunHash(run), round_number, wire.signature)
+    return Statement(SiloName(wire.silo), RunHash(run), round_number, wire.signature, wire.c1)
 
 
 def update_to_wire(update: Update, *, omit_agreement: bool = False) -> tuple[pb.UpdateHeader, bytes]:

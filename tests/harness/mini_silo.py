@@ -334,7 +334,8 @@ class MiniSilo:
         return pb.RevealSharesRequest(run=self.run, round=self.manifest.round, shares=shares)
 
     def statement(self, number: int) -> pb.Statement:
-        return pb.Statement(silo=self.name, signature=self.sign(digest("fedrep/statement", self.run, number, self.name)))
+        message = digest("fedrep/statement", self.run, number, self.c1, self.name)
+        return pb.Statement(silo=self.name, signature=self.sign(message), c1=self.c1)
 
     def update(self, number: int) -> tuple[pb.UpdateHeader, bytes]:
         stream = self.stub.GetUpdate(pb.GetUpdateRequest(run=self.run, round=number), timeout=SECONDS)

@@ -235,5 +235,6 @@ def outcome(federation: Federation, kind: Outcome = Outcome.SKIPPED, **evidence:
 
 def statement_of(federation: Federation, silo: Silo) -> Statement:
     """ "Not revealed in this round, and never will": true or not."""
-    run, number = federation.run.digest(), federation.round_number
-    return Statement(silo.name, run, number, silo.signing_key.sign(statement_message(run, number, silo.name)))
+    assert federation.manifest is not None
+    run, number, c1 = federation.run.digest(), federation.round_number, federation.manifest.context()
+    return Statement(silo.name, run, number, silo.signing_key.sign(statement_message(run, number, c1, silo.name)), c1)

@@ -39,7 +39,7 @@ from fedrep.protocol.silo_machine import SiloMachine
 from fedrep.protocol.silo_rules import Policy
 from fedrep.protocol.silo_table import Phase as SiloPhase
 from fedrep.secagg.keys import AgreementKey
-from tests.protocol.federation import Federation, Silo
+from tests.protocol.federation import Federation, NoLedgers, Silo
 from tests.protocol.refusal import assert_ignored, assert_refused, but
 from tests.protocol.test_propose import proposal_of
 
@@ -226,6 +226,25 @@ def test_a_silo_whose_budget_is_spent_abstains_says_so_and_leaves_after_the_roun
     assert silo.player.stopped is not None
     assert silo.player.stopped.error is caught.value
     assert silo.player.stopped.polite
+
+
+def test_what_another_run_spends_while_this_one_trains_counts() -> None:
+    federation = Federation.of(5)
+    silo = federation.silos[federation.run.silos[0]]
+    spent = [0.0]
+
+    class Elsewhere(NoLedgers):
+        def elsewhere(self, _run: str) -> float | None:
+            return spent[0]
+
+    silo.machine._own = replace(silo.machine._own, policy=Policy(epsilon_budget=100.0), ledgers=Elsewhere())
+    federation.open_round()
+    assert silo.player.train is not None, "there is enough when it begins"
+    spent[0] = 99.9
+    federation.train(silo)
+    assert [news.error.reason for news in silo.player.news if isinstance(news, Problem)] == ["EPSILON_BUDGET"]
+    assert spoke(silo) == [Abstention]
+    assert silo.machine.state.journal.ledger.rounds == 0
 
 
 @pytest.mark.parametrize(("hours", "speech"), [((22, 6), Proposal), ((6, 22), Abstention)])

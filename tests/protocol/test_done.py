@@ -120,11 +120,12 @@ def test_a_statement_is_taken_about_a_round_that_is_over_from_the_silo_who_signe
     manifest = finished.round.manifest
     silo = finished.members[0]
     key = silo.signing_key.verify_key
-    signature = silo.signing_key.sign(statement_message(manifest.run, manifest.round, silo.name))
-    honest = Statement(silo.name, manifest.run, manifest.round, signature)
+    c1 = manifest.context()
+    signature = silo.signing_key.sign(statement_message(manifest.run, manifest.round, c1, silo.name))
+    honest = Statement(silo.name, manifest.run, manifest.round, signature, c1)
     check_statement(honest, manifest.run, manifest.round, key)
     other = finished.members[1]
-    stale = silo.signing_key.sign(statement_message(manifest.run, manifest.round - 1, silo.name))
+    stale = silo.signing_key.sign(statement_message(manifest.run, manifest.round - 1, c1, silo.name))
     forgeries: list[tuple[Statement, type[FedrepError], str]] = [
         (replace(honest, silo=SiloName("nobody")), CryptoError, "BAD_SIGNATURE"),
         (replace(honest, run=RunHash(bytes(32))), WrongRoundError, "WRONG_RUN"),
@@ -132,6 +133,7 @@ def test_a_statement_is_taken_about_a_round_that_is_over_from_the_silo_who_signe
         (replace(honest, silo=other.name), CryptoError, "BAD_SIGNATURE"),
         (replace(honest, signature=stale), CryptoError, "BAD_SIGNATURE"),
         (replace(honest, signature=b""), CryptoError, "BAD_SIGNATURE"),
+        (replace(honest, c1=bytes(32)), CryptoError, "BAD_SIGNATURE"),
     ]
     for forged, error, reason in forgeries:
         with pytest.raises(FedrepError) as caught:

@@ -29,6 +29,7 @@ from fedrep.secagg.keys import SigningKey, generate_signing_key
 from tests.protocol.federation import Federation
 
 RUN = RunHash(b"r" * 32)
+C1 = b"c1" * 16
 C2 = b"c" * 32
 KEYS: dict[SiloName, SigningKey] = {SiloName(f"silo-{n}"): generate_signing_key("ed25519") for n in range(9)}
 STRANGER = generate_signing_key("ed25519")
@@ -43,7 +44,7 @@ def roster(m: int = 6) -> list[SiloName]:
 def place_of(m: int = 6, *, byzantine: int = 0, colluders: int = 0) -> Place:
     """Own buffer: number 0 of two, with half of the silos in each."""
     holders = {name: KEYS[name].verify_key for name in roster(m)}
-    return Place(RUN, 1, OWN, 0, C2, colluders + 2, byzantine, colluders, holders)
+    return Place(RUN, 1, OWN, 0, C1, C2, colluders + 2, byzantine, colluders, holders)
 
 
 def survivors(*buffers: list[SiloName]) -> SurvivorSet:
@@ -54,8 +55,8 @@ def confirmed_by(names: list[SiloName], u: SurvivorSet, c2: bytes = C2) -> Signa
     return tuple((name, KEYS[name].sign(confirmation_message(c2, u))) for name in names)
 
 
-def stated_by(names: list[SiloName], round_number: int = 1, run: RunHash = RUN) -> tuple[Statement, ...]:
-    return tuple(Statement(n, run, round_number, KEYS[n].sign(statement_message(run, round_number, n))) for n in names)
+def stated_by(names: list[SiloName], round_number: int = 1, run: RunHash = RUN, c1: bytes = C1) -> tuple[Statement, ...]:
+    return tuple(Statement(n, run, round_number, KEYS[n].sign(statement_message(run, round_number, c1, n))) for n in names)
 
 
 ALIVE = survivors(roster()[:3], roster()[3:])
@@ -160,10 +161,11 @@ def test_so_many_renunciations_that_t_shares_cannot_exist_prove_that_nothing_was
     [
         stated_by(roster(), round_number=2),
         stated_by(roster(), run=RunHash(b"x" * 32)),
+        stated_by(roster(), c1=b"x" * 32),
         stated_by(roster()[:1]) * 6,
         tuple(replace(each, signature=stated_by(roster()[:1])[0].signature) for each in stated_by(roster())),
     ],
-    ids=["another round", "another run", "one holder", "one signature"],
+    ids=["another round", "another run", "another manifest", "one holder", "one signature"],
 )
 def test_statements_that_do_not_fit_prove_nothing(statements: tuple[Statement, ...]) -> None:
     assert judge(place_of(), Evidence(statements=statements)) is Fate.UNKNOWN

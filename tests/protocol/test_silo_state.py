@@ -14,6 +14,8 @@ from fedrep.protocol.silo_presence import MOST_KEYS, RosterWatch, Sessions
 from fedrep.protocol.silo_state import Journal
 from tests.protocol.federation import Federation
 
+C1 = b"c" * 32
+
 
 def manifest_of(number: int) -> RoundManifest:
     return replace(Federation.of(5).open_round(), round=number)
@@ -38,14 +40,14 @@ def test_round_number_and_charge_are_one_change() -> None:
 
 
 def test_a_silo_that_revealed_never_renounces_and_one_that_renounced_never_reveals() -> None:
-    journal = Journal().entered(3).revealing(3).renouncing(4)
+    journal = Journal().entered(3, C1).revealing(3).renouncing(4, C1)
     assert not journal.may_renounce(3)
     with pytest.raises(RefusedError, match="has revealed in round 3"):
-        journal.renouncing(3)
+        journal.renouncing(3, C1)
     with pytest.raises(RefusedError, match="renounced revealing anything in round 4"):
         journal.revealing(4)
     assert journal.last_round == 4, "the round counts as spoken in, so no other message follows"
-    assert journal.renouncing(4) == journal
+    assert journal.renouncing(4, C1) == journal
 
 
 def test_a_silo_that_has_to_leave_its_rounds_joins_again_after_growing_pauses() -> None:

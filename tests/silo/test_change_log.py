@@ -129,7 +129,7 @@ def test_a_record_that_does_not_fit_on_the_disk_leaves_the_log_as_it_was(tmp_pat
 
 
 def place(number: int) -> Place:
-    return Place(RunHash(b"r" * 32), number, SiloName("silo-0"), 0, b"c" * 32, 2, 0, 0, {})
+    return Place(RunHash(b"r" * 32), number, SiloName("silo-0"), 0, b"b" * 32, b"c" * 32, 2, 0, 0, {})
 
 
 FATES = (Fate.OPENED, Fate.CLOSED, Fate.OPENED, Fate.GIVEN_UP)

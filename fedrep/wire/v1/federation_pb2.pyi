@@ -574,12 +574,14 @@ class RevealSharesResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class Statement(_message.Message):
-    __slots__ = ("silo", "signature")
+    __slots__ = ("silo", "signature", "c1")
     SILO_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    C1_FIELD_NUMBER: _ClassVar[int]
     silo: str
     signature: bytes
-    def __init__(self, silo: _Optional[str] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    c1: bytes
+    def __init__(self, silo: _Optional[str] = ..., signature: _Optional[bytes] = ..., c1: _Optional[bytes] = ...) -> None: ...
 
 class GetUpdateRequest(_message.Message):
     __slots__ = ("run", "round", "statement", "omit_agreement", "known_roster")

@@ -38,7 +38,7 @@ from fedrep_lab.methods.selection import PROPOSED, PublicCoordinates
 _SLOWLY = 0.97  # the decay of the mean by which the selection `momentum` ranks
 
 # Where a silo's values lay decides what proves their fate. Here all fates are known, and nothing is proven.
-_NOWHERE = Place(RunHash(b""), 0, SiloName(""), 0, b"", 0, 0, 0, {})
+_NOWHERE = Place(RunHash(b""), 0, SiloName(""), 0, b"", b"", 0, 0, 0, {})
 
 
 @dataclass(frozen=True)

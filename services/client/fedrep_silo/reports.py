@@ -122,13 +122,13 @@ class Reports:
             self._state.save_status(self.status)
 
     def _remark(self, event: str, why: str, round_number: int | None) -> None:
-        """The same line at most once a minute: a silo that waits for its run asks every second."""
+        """A line that comes with every question at most once a minute: a silo that waits asks every second."""
         now = time.monotonic()
         if event == self._remarked[0] and now - self._remarked[1] < REMINDER_SECONDS:
             return
-        self._remarked = (event, now) if event == "waiting_for_run" else ("", now)
+        self._remarked = (event, now) if event in ("waiting_for_run", "server_not_understood") else ("", now)
         known = {"round": round_number} if round_number is not None else {"run": self._settings.run}
-        say = log.warning if event == "model_fetched_again" else log.info
+        say = log.warning if event == "server_not_understood" else log.info
         say(event, why=why, **known)
 
     def _joined(self, run: RunManifest, joined: Joined) -> None:

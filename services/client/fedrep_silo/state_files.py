@@ -34,6 +34,8 @@ def journal_notes(journal: Journal) -> dict[str, Any]:
         "ledger": journal.ledger.to_dict(),
         "proposal": journal.proposal,
         "origin": journal.origin,
+        "orders": journal.orders,
+        "c1": journal.c1,
     }
 
 
@@ -47,6 +49,8 @@ def journal_from(document: Mapping[str, Any]) -> Journal:
         Ledger.from_dict(document["ledger"]),
         tuple(proposal) if proposal is not None else None,
         document.get("origin", ""),
+        tuple(document.get("orders", ())),
+        document.get("c1", ""),
     )
 
 
@@ -98,6 +102,7 @@ def pending_from(
         found["round"],
         SiloName(found["silo"]),
         found["buffer"],
+        bytes.fromhex(found.get("c1", "")),
         bytes.fromhex(found["c2"]),
         found["min_survivors"],
         found["byzantine"],
@@ -115,6 +120,7 @@ def pending_notes(pending: Pending) -> dict[str, Any]:
         "round": place.round,
         "silo": place.silo,
         "buffer": place.buffer,
+        "c1": place.c1.hex(),
         "c2": place.c2.hex(),
         "min_survivors": place.min_survivors,
         "byzantine": place.byzantine,

@@ -47,7 +47,7 @@ from fedrep_simulator.server import Written
 from fedrep_simulator.traffic import Traffic, TrafficBook
 
 # Where values lay decides what proves their fate. Here every fate is known, and nothing is proven.
-_NOWHERE = Place(RunHash(b""), 0, SiloName(""), 0, b"", 0, 0, 0, {})
+_NOWHERE = Place(RunHash(b""), 0, SiloName(""), 0, b"", b"", 0, 0, 0, {})
 
 Coordinates = NDArray[np.int64]
 
