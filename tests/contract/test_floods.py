@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -22,6 +24,7 @@ from fedrep.secagg.shamir import MAX_HOLDERS
 from fedrep.wire import chunks
 from fedrep.wire.v1 import federation_pb2 as pb
 from fedrep_server.calls import expected, limits, servicer
+from fedrep_server.rounds import presence_notes
 from tests.contract.refusals import changed
 from tests.harness.live_server import SILOS, LiveServer, Stage, connect, refusal, stage, wait_until
 from tests.harness.mini_silo import SECONDS, streamed
@@ -340,6 +343,34 @@ def test_a_silo_that_brings_other_keys_leaves_no_line_and_no_write_behind(
     silo.stub.Leave(pb.LeaveRequest(run=silo.run), timeout=SECONDS)
     silo.join(run_name)
     assert lines(server, run_name, "joined") == 2
+
+
+def test_a_silo_that_joins_and_leaves_in_turn_has_a_few_lines_a_minute(
+    server: LiveServer, run_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(time=time.time, monotonic=lambda: 0.0)
+    monkeypatch.setattr(presence_notes, "time", clock)
+    server.create_run(run_name)
+    silo, other = server.silo("silo-a"), server.silo("silo-b")
+
+    def come_and_go() -> None:
+        for _ in range(presence_notes.MOST_LINES):
+            silo.join(run_name)
+            silo.stub.Leave(pb.LeaveRequest(run=silo.run), timeout=SECONDS)
+
+    def about(name: str) -> list[str]:
+        stored = server.running.coordinator.store.events(run_name, 0, 10_000)
+        return [entry.event.text for entry in stored if entry.event.silo == name and entry.event.kind in ("joined", "left")]
+
+    come_and_go()
+    assert len(about("silo-a")) == presence_notes.MOST_LINES
+    assert about("silo-a")[-1] == "silo-a left the run; what follows within a minute is left out"
+    assert not server.driver(run_name).present, "it has left all the same"
+    other.join(run_name)
+    assert about("silo-b") == ["silo-b joined"]
+    clock.monotonic = lambda: presence_notes.MINUTE
+    come_and_go()
+    assert len(about("silo-a")) == 2 * presence_notes.MOST_LINES
 
 
 def test_a_join_is_written_down_when_it_tells_something_new(server: LiveServer, run_name: str) -> None:

@@ -177,7 +177,9 @@ class Interpreter:
                     await self._commit(effect)
                 case KeepModel():
                     await self._keep_model(effect)
-                case KeepLine() | KeepState() | KeepAttendance() | OpenRound():
+                case KeepLine():
+                    await self._keep_line(effect)
+                case KeepState() | KeepAttendance() | OpenRound():
                     await asyncio.to_thread(self.records.write, effect)
                     await self._saved(effect)
                 case SetTimer():
@@ -196,6 +198,15 @@ class Interpreter:
 
     async def _saved(self, save: Save) -> None:
         await self._carry_out(self.machine.receive(Saved(save)))
+
+    async def _keep_line(self, save: KeepLine) -> None:
+        """Nothing else of it is on disk, so the run goes on as well without it."""
+        line = self.notes.worth_keeping(save.line)
+        if line is not None:
+            await asyncio.to_thread(self.records.write, replace(save, line=line))
+        else:
+            self.records.changed(self._name)
+        await self._saved(save)
 
     async def _keep_model(self, save: KeepModel) -> None:
         """An error may be the loss of an answer only: the model is looked for before anybody hears that it was not kept."""

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from fedrep.protocol.attendance import Absence, Attendance
 from fedrep.protocol.manifests import SiloName
+from fedrep.protocol.round_effects import Noted
+
+MOST_LINES = 10  # of the event log, about the coming and going of one silo in a minute
+MINUTE = 60.0
 
 _REASONS = {
     Absence.LEFT: "left",
@@ -20,6 +25,7 @@ class PresenceNotes:
         self._away: dict[SiloName, float] = {}
         self._broke: dict[SiloName, float] = {}
         self._said: dict[SiloName, tuple[int, str]] = {}
+        self._lines: dict[SiloName | None, tuple[float, int]] = {}
 
     def follow(self, attendance: Attendance) -> None:
         """After everything that may have changed who is here."""
@@ -36,6 +42,17 @@ class PresenceNotes:
     def say(self, name: SiloName, number: int, text: str) -> None:
         """What the silo reported as its problem in that round."""
         self._said[name] = number, text
+
+    def worth_keeping(self, line: Noted) -> Noted | None:
+        """Nothing for a silo that comes and goes all the time: its row shows what it does now. Its last line says so."""
+        now = time.monotonic()
+        began, count = self._lines.get(line.silo, (now, 0))
+        if now - began >= MINUTE:
+            began, count = now, 0
+        if count >= MOST_LINES:
+            return None
+        self._lines[line.silo] = began, count + 1
+        return line if count + 1 < MOST_LINES else replace(line, text=f"{line.text}; what follows within a minute is left out")
 
     def since(self, name: SiloName) -> float:
         return self._away.get(name, 0.0)
