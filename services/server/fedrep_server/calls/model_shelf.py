@@ -1,8 +1,16 @@
-"""Models that silos fetch piece by piece, kept at hand from one piece to the next: the run may have gone on meanwhile."""
+"""Models that silos fetch, kept at hand from one piece to the next: the run may have gone on meanwhile.
+
+Whoever asks while a model is being loaded waits for the same load. It goes on when they leave, since a thread cannot be called
+back: so asking again and again costs one thread and one model, whoever asks.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
 
 from fedrep_server.rounds.coordinator import Coordinator
 from fedrep_server.rounds.model_store import StoredModel
@@ -15,23 +23,33 @@ MOST_HELD = 2  # each takes as much memory as the model that a run is at
 Key = tuple[bytes, int]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ShelvedModel:
+    """`data` is what its chunks are cut from, `sha256` the hash that goes with them."""
+
+    model: StoredModel
+    data: memoryview
+    sha256: bytes
+
+
+@dataclass(eq=False)
+class _Load:
+    task: asyncio.Task[ShelvedModel] | None = None
+    waiting: int = 0
+
+
 class ModelShelf:
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
-        self._held: dict[Key, tuple[StoredModel, asyncio.TimerHandle]] = {}
-        self._fetching = asyncio.Lock()
+        self._held: dict[Key, tuple[ShelvedModel, asyncio.TimerHandle]] = {}
+        self._loads: dict[Key, _Load] = {}
+        self._loading = asyncio.Lock()
 
-    async def model(self, driver: RunDriver, version: int, *, in_pieces: bool) -> StoredModel:
-        if not in_pieces:
-            return await self._coordinator.model(driver, version)
+    async def model(self, driver: RunDriver, version: int) -> ShelvedModel:
         key = (driver.manifest.digest(), version)
-        if key not in self._held:
-            async with self._fetching:  # one silo fetches an old version from the disk, the others find it here
-                if key not in self._held:
-                    self._put(key, await self._coordinator.model(driver, version))
-        model, _ = self._held[key]
-        self._put(key, model)
-        return model
+        shelved = self._held[key][0] if key in self._held else await self._loaded(key, driver)
+        self._put(key, shelved)
+        return shelved
 
     def fetched(self, driver: RunDriver, version: int) -> None:
         """Somebody has all of it: a model that is held costs its run a copy in every round."""
@@ -39,7 +57,33 @@ class ModelShelf:
         if key in self._held:
             self._put(key, self._held[key][0], FETCHED_SECONDS)
 
-    def _put(self, key: Key, model: StoredModel, seconds: float = HELD_SECONDS) -> None:
+    async def _loaded(self, key: Key, driver: RunDriver) -> ShelvedModel:
+        load = self._loads.setdefault(key, _Load())
+        if load.task is None:
+            load.task = asyncio.create_task(self._load(key, driver, load))
+            load.task.add_done_callback(_seen)
+        load.waiting += 1
+        try:
+            return await asyncio.shield(load.task)
+        finally:
+            load.waiting -= 1
+
+    async def _load(self, key: Key, driver: RunDriver, load: _Load) -> ShelvedModel:
+        """One at a time, and none that nobody waits for any more when its turn comes."""
+        async with self._loading:
+            try:
+                if not load.waiting:
+                    raise asyncio.CancelledError
+                model = await self._coordinator.model(driver, key[1])
+                data = model.vector.astype("<f4", copy=False).view(np.uint8).data
+                sha256 = await asyncio.to_thread(lambda: hashlib.sha256(data).digest())
+                shelved = ShelvedModel(model, data, sha256)
+                self._put(key, shelved)
+                return shelved
+            finally:
+                del self._loads[key]
+
+    def _put(self, key: Key, model: ShelvedModel, seconds: float = HELD_SECONDS) -> None:
         known = self._held.pop(key, None)
         if known is not None:
             known[1].cancel()
@@ -48,3 +92,8 @@ class ModelShelf:
             self._held.pop(oldest)[1].cancel()
         timer = asyncio.get_running_loop().call_later(seconds, self._held.pop, key, None)
         self._held[key] = (model, timer)
+
+
+def _seen(task: asyncio.Task[ShelvedModel]) -> None:
+    if not task.cancelled():
+        task.exception()  # nobody may be left to hear of it

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
-
-import numpy as np
 
 from fedrep.errors import CryptoError, DecodeError, FedrepError, InvalidInputError, LimitError, OutOfPhaseError, UnknownSiloError
 from fedrep.protocol.manifests import RosterEntry, SiloName
@@ -47,8 +43,6 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         self._gate = gate
         self._receive_seconds = coordinator.settings.receive_seconds
         self._shelf = ModelShelf(coordinator)
-        self._hashing = threading.Lock()
-        self._hashed = (b"", b"")  # a model's own hash, and the SHA-256 that goes with its chunks
 
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinResponse:
         peer = caller()
@@ -89,31 +83,23 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
     async def GetModel(self, request: pb.GetModelRequest, context: Context) -> AsyncIterator[pb.GetModelResponse]:
         driver = self._run(request.run)
         only_one_of_its_kind()
-        stored = await self._shelf.model(driver, request.version, in_pieces=request.length > 0)
-        data = stored.vector.astype("<f4", copy=False).view(np.uint8).data
+        shelved = await self._shelf.model(driver, request.version)
+        stored, data = shelved.model, shelved.data
         if request.offset > len(data):
             raise InvalidInputError(f"the model has {len(data)} bytes; none is left from {request.offset} on")
         wanted = data[request.offset :][: request.length or None]
-        sha256 = await asyncio.to_thread(self._sha256, stored.hash, data)
         header = pb.ModelHeader(
             version=stored.version,
             parameters=stored.vector.size,
             model_hash=stored.hash,
             chain=stored.chain,
-            sha256=sha256,
+            sha256=shelved.sha256,
         )
         yield pb.GetModelResponse(header=header)
         for chunk in cut_into_chunks(wanted):
             yield pb.GetModelResponse(chunk=chunk)
         if request.offset + len(wanted) == len(data):
             self._shelf.fetched(driver, request.version)
-
-    def _sha256(self, model: bytes, data: memoryview) -> bytes:
-        """All silos of a run ask for the same model at about the same time: one hash serves them."""
-        with self._hashing:
-            if self._hashed[0] != model:
-                self._hashed = model, hashlib.sha256(data).digest()
-            return self._hashed[1]
 
     async def GetCertificates(self, request: pb.GetCertificatesRequest, context: Context) -> pb.GetCertificatesResponse:
         self._run(request.run)
