@@ -29,6 +29,7 @@ from fedrep.protocol.model_state import model_hash
 from fedrep.protocol.silo_effects import Doing, Effect, FailedTraining, News, Problem, Report, RoundOver, RunRefused
 from fedrep_identity.authority import CertificateAuthority, issue_credentials
 from fedrep_identity.certificates import Credentials, Identity, Role
+from fedrep_runtime.collector import settle_collector
 from fedrep_runtime.observer_client import ObserverClient
 from fedrep_runtime.run_config import AggregatorConfig, DeadlineConfig, RunConfig, sign_run
 from fedrep_silo.audit import Audit
@@ -218,6 +219,7 @@ async def federation(
 ) -> AsyncIterator[tuple[Callable[[Callable[[News], None]], list[IdleSilo]], Any]]:
     """Certificates, a server process, a created run; yields what makes its silos, and the pipe to the server."""
     make = trainers if trainers is not None else subtracting(shape)
+    settle_collector()  # as `fedrep client` does
     async with served_run(shape, make) as (folder, port, names, pipe):
 
         def silos(heard: Callable[[News], None]) -> list[IdleSilo]:

@@ -26,6 +26,7 @@ import structlog
 from benchmarks.idle_silos import IdleSilo, Shape, cpu_seconds, served_run, subtracting
 from benchmarks.machine import save
 from fedrep.protocol.silo_effects import FailedTraining, News, Problem, RoundOver, RunRefused
+from fedrep_runtime.collector import settle_collector
 
 FLOAT_BYTES = 4
 VECTORS = 4  # that server and silo may hold at once
@@ -64,6 +65,7 @@ def run_silo(shape: Shape, number: int, name: str, folder: Path, port: int, pipe
                 pipe.send(("failed", text))
 
     silo = IdleSilo(f"localhost:{port}", folder / name, subtracting(shape)(number), hear)
+    settle_collector()
     asyncio.run(_whole_run(silo))
 
 

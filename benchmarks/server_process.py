@@ -84,6 +84,7 @@ def run_server(folder: Path, pipe: Connection) -> None:
 
 
 async def _serve(folder: Path, pipe: Connection) -> None:
+    from fedrep_runtime.collector import settle_collector
     from fedrep_server.config import ServerSettings
     from fedrep_server.operations.app import start
 
@@ -94,6 +95,7 @@ async def _serve(folder: Path, pipe: Connection) -> None:
         "line_grace_seconds": 600,
     }  # a machine that stands still for a while must skip no round
     running = await start(ServerSettings(data=folder / "data", credentials=folder / "server", **options))
+    settle_collector()  # as `fedrep server` does
     idle = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     pipe.send(running.port)
     started = 0.0

@@ -25,6 +25,7 @@ from fedrep_cli.output import JSON_HELP, complain, emit
 from fedrep_cli.settings_file import commented_toml, refuse_existing, write_new
 from fedrep_identity.certificates import REVOCATIONS_FILE, Credentials
 from fedrep_identity.folder import FederationAddresses
+from fedrep_runtime.collector import settle_collector
 from fedrep_runtime.files import lock_folder
 from fedrep_runtime.logging import configure_logging
 from fedrep_runtime.proxy import take_capitals
@@ -279,6 +280,7 @@ async def _play(settings: SiloSettings, live: bool, asked: AskedToStop) -> None:
 
     build = partial(make_trainer, settings)
     daemon = Follower(settings, build, in_one_run) if settings.follows else in_one_run(settings, build())
+    settle_collector()
     beside = [
         asyncio.create_task(follow_revocations(trust, revocations)),
         asyncio.create_task(tend_credentials(settings.credentials, lambda _: daemon.connection.renew())),

@@ -14,6 +14,7 @@ from fedrep.errors import SettingsError, StoreUnavailableError
 from fedrep_cli.ca import server_cert
 from fedrep_cli.output import JSON_HELP, emit
 from fedrep_cli.settings_file import commented_toml, existing, write_new
+from fedrep_runtime.collector import settle_collector
 from fedrep_runtime.listening import address, reached_at
 from fedrep_runtime.logging import configure_logging
 from fedrep_runtime.settings import load_settings
@@ -47,7 +48,7 @@ def server(
     if check:
         emit(check_settings(settings), as_json, lambda found: "\n".join(f"{key}: {value}" for key, value in found.items()))
         return
-    asyncio.run(serve(settings))
+    asyncio.run(serve(settings, lambda _: settle_collector()))
 
 
 @app.command()
