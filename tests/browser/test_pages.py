@@ -438,3 +438,22 @@ def test_a_run_that_stands_still_says_whom_it_waits_for_and_is_not_green(chromiu
     told = page.locator(".standing-still")
     expect(told).to_contain_text("waiting for silo-03, ")
     expect(told).to_contain_text("going on without silo-04 (connection lost since")
+
+
+def test_a_round_whose_details_are_no_longer_kept_says_so(chromium: Browser, site: Site) -> None:
+    run = scripted_run("long-ago")
+    site.server.add(run, 4)
+    for item in run.rounds[:2]:
+        item.ClearField("silos")
+        item.ClearField("buffers")
+    visitor = visit(chromium, site.url)
+    page = visitor.open("/runs/long-ago/rounds/1")
+    expect(page.locator(".empty", has_text="No longer kept")).to_contain_text("retention.details_days")
+    expect(page.get_by_text("No buffer was formed")).to_have_count(0)
+    page = visitor.open("/runs/long-ago/rounds/3")
+    expect(page.get_by_role("heading", name="Silos of this round")).to_be_visible()
+    expect(page.get_by_text("No longer kept")).to_have_count(0)
+    page = visitor.open("/runs/long-ago")
+    settled(page)
+    assert visitor.problems == []
+    page.context.close()

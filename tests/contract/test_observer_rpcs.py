@@ -22,7 +22,7 @@ from fedrep.wire.v1 import federation_pb2
 from fedrep.wire.v1 import observer_pb2 as pb
 from fedrep.wire.v1.observer_pb2_grpc import ObserverServiceStub
 from fedrep_runtime.run_config import AggregatorConfig, sign_run
-from fedrep_server.operations.tidying import delete_runs_over_since
+from fedrep_server.operations.tidying import delete_runs_over_since, trim_rounds_before
 from tests.harness.live_server import PARAMETERS, SILOS, LiveServer, joined, refusal, stage, wait_for_round, wait_until
 from tests.harness.mini_silo import SECONDS, play_round
 from tests.harness.people import People
@@ -412,3 +412,23 @@ def test_runs_that_have_been_over_for_long_go_by_themselves_and_no_others(people
         assert left() == {"over", "going"}
         live.ask(delete_runs_over_since(coordinator, float("inf")))
         assert left() == {"going"}
+
+
+def test_details_of_old_rounds_go_by_themselves_and_the_run_goes_on(people: People, tmp_path: Path) -> None:
+    with LiveServer(people, tmp_path, retention={"details_days": 1e-9}) as live:  # at its start there is nothing to let go
+        silos = played(live, "run", 3)
+        store, coordinator = live.running.coordinator.store, live.running.coordinator
+        spent, updates = store.spent(), [silos[0].update(number)[1] for number in (1, 2, 3)]
+
+        def details() -> list[int]:
+            return [len(found.silos) for found in stub(live).ListRounds(pb.ListRoundsRequest(name="run")).rounds]
+
+        live.ask(trim_rounds_before(coordinator, 0.0))
+        assert details()[:3] == [4, 4, 4]
+    with LiveServer(people, tmp_path, retention={"details_days": 1e-9}) as live:
+        wait_until(lambda: details()[:3] == [0, 0, 0])
+        store, again = live.running.coordinator.store, joined(live, "run")
+        assert [again[0].update(number)[1] for number in (1, 2, 3)] == updates
+        manifest = wait_for_round(live, "run", after=store.run("run").progress.last_round)
+        assert play_round(again, manifest, dict.fromkeys(SILOS, [0.01] * PARAMETERS)).outcome == federation_pb2.OUTCOME_APPLIED
+        assert [row.proposals for row in store.spent()] == [row.proposals + 1 for row in spent]

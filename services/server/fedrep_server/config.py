@@ -18,6 +18,12 @@ class Retention(Section):
     models: int = Field(default=3, ge=1, description="latest model versions kept, besides the best one")
     updates: int = Field(default=200, ge=1, description="rounds whose update a late silo can still fetch")
     events: int = Field(default=200_000, ge=1, description="latest events kept of each run")
+    details_days: float | None = Field(
+        default=None,
+        gt=0,
+        description="days after which what each silo and buffer did in a round goes, and what silos reported about it, except "
+        "for what they have spent; absent: with its run",
+    )
     finished_days: float | None = Field(
         default=None,
         gt=0,

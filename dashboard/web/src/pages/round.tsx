@@ -53,6 +53,7 @@ export function RoundPage({ name, number, session, server, report }: { name: str
 
 function Round({ name, over, detail, events, suspicion }: { name: string; over: boolean } & Found) {
   const { row, buffers, silos } = detail;
+  const trimmed = silos.length === 0 && row.roster_size > 0;
   const exports = `/runs/${name}/charts`;
   return (
     <>
@@ -74,9 +75,15 @@ function Round({ name, over, detail, events, suspicion }: { name: string; over: 
         <Stat label="Accuracy" value={percent(row.accuracy)} sub={row.loss != null && `loss ${decimal(row.loss)}`} />
         <Stat label="Model version" value={count(row.model_version)} sub={`the rule expected ${row.tolerated} bad buffers at most`} />
       </Stats>
-      <BufferTable buffers={buffers} suspicion={suspicion} exportPath={`${exports}/buffers`} />
+      {!trimmed && <BufferTable buffers={buffers} suspicion={suspicion} exportPath={`${exports}/buffers`} />}
       <div class="grid">
-        <SiloTable silos={silos} buffers={buffers} exportPath={`${exports}/silos`} />
+        {trimmed ? (
+          <Card title="Buffers and silos of this round">
+            <Empty title="No longer kept">The server keeps what each silo and buffer did for a limited time (retention.details_days). What was spent stays in the ledger.</Empty>
+          </Card>
+        ) : (
+          <SiloTable silos={silos} buffers={buffers} exportPath={`${exports}/silos`} />
+        )}
         <div class="stack">
           <Phases row={row} exportPath={`${exports}/phases`} />
           <Card title="Events of this round">

@@ -42,7 +42,7 @@ from fedrep_server.operations.revocations import ServerRevocations
 from fedrep_server.operations.run_metrics import RunCollector
 from fedrep_server.operations.standby import Waiting
 from fedrep_server.operations.telemetry import Telemetry
-from fedrep_server.operations.tidying import delete_old_runs
+from fedrep_server.operations.tidying import tidy_up
 from fedrep_server.rounds.coordinator import Coordinator
 from fedrep_server.rounds.interpreter import RoundListener
 from fedrep_server.rounds.model_store import open_model_store
@@ -107,7 +107,7 @@ async def start(settings: ServerSettings, on_lost: OnLost = end_process) -> Runn
         stack.push_async_callback(server.stop, DRAIN_SECONDS)
         await server.start()
         stack.push_async_callback(coordinator.shut_down)
-        for work in (tend_credentials(settings.credentials), watch_for_trouble(coordinator), delete_old_runs(coordinator)):
+        for work in (tend_credentials(settings.credentials), watch_for_trouble(coordinator), tidy_up(coordinator)):
             stack.callback(asyncio.create_task(work).cancel)
         for name in ("", *SERVICES):
             await health.set(name, health_pb2.HealthCheckResponse.SERVING)

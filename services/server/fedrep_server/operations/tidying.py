@@ -1,4 +1,4 @@
-"""Runs that have been over for long are deleted, if the settings say so; what silos have spent stays."""
+"""What settings do not keep: runs that have been over for long, and the details of old rounds. What silos have spent stays."""
 
 from __future__ import annotations
 
@@ -15,18 +15,23 @@ log = structlog.get_logger(__name__)
 
 DAY = 86400.0
 LOOK_SECONDS = 3600.0
+ROUNDS_AT_ONCE = 500  # in one transaction, for which a round's commit may have to wait
 
 
-async def delete_old_runs(coordinator: Coordinator) -> None:
+async def tidy_up(coordinator: Coordinator) -> None:
     """Runs beside the server for as long as it lives; returns at once where everything is kept."""
-    days = coordinator.settings.retention.finished_days
-    if days is None:
-        return
-    while True:
-        try:
-            await delete_runs_over_since(coordinator, time.time() - days * DAY)
-        except FedrepError as error:
-            log.warning("runs_not_deleted", problem=str(error))
+    retention = coordinator.settings.retention
+    works = [
+        (work, days)
+        for work, days in ((delete_runs_over_since, retention.finished_days), (trim_rounds_before, retention.details_days))
+        if days is not None
+    ]
+    while works:
+        for work, days in works:
+            try:
+                await work(coordinator, time.time() - days * DAY)
+            except FedrepError as error:
+                log.warning("past_not_let_go", work=work.__name__, problem=str(error))
         await asyncio.sleep(LOOK_SECONDS)
 
 
@@ -40,3 +45,13 @@ async def delete_runs_over_since(coordinator: Coordinator, moment: float) -> Non
         events = await asyncio.to_thread(coordinator.store.events, name, last - 1, 1)
         if events and events[-1].event.at < moment:
             await coordinator.delete_run(driver)
+
+
+async def trim_rounds_before(coordinator: Coordinator, moment: float) -> None:
+    """Of all runs that are there, whether they go on or are over."""
+    for driver in coordinator.drivers:
+        name, trimmed = driver.manifest.name, 0
+        while found := await asyncio.to_thread(coordinator.store.trim_rounds, name, moment, ROUNDS_AT_ONCE):
+            trimmed += found
+        if trimmed:
+            log.info("rounds_trimmed", run=name, rounds=trimmed)

@@ -255,7 +255,7 @@ class RunFigures:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How much history stays. Headers, rounds, metrics and the ledger always stay; they are small."""
+    """How much history stays. Headers and the ledger always stay; for rounds and metrics see `trimming`."""
 
     update_payloads: int = 200
     events: int = 200_000

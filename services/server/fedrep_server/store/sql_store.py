@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedrep.errors import ConflictError
-from fedrep_server.store import deletion, events, models, reports, rounds, runs
+from fedrep_server.store import deletion, events, models, reports, rounds, runs, trimming
 from fedrep_server.store.database import Database
 from fedrep_server.store.rows import (
     LedgerEntry,
@@ -169,6 +169,14 @@ class SqlStore:
     def forget_past(self, run: str) -> None:
         with self.database.write() as connection:
             rounds.forget(connection, run, self._retention)
+
+    def trim_rounds(self, run: str, before: float, most: int) -> int:
+        with self.database.read() as connection:  # looking takes longer than letting go, and holds no writer up
+            found = trimming.whole_rounds(connection, run, before, most)
+        if found:
+            with self.database.write() as connection:
+                trimming.trim(connection, run, found)
+        return len(found)
 
     def close(self) -> None:
         self.database.close()
