@@ -16,6 +16,7 @@ import pytest
 
 from tests.deploy.chart import REPOSITORY
 from tests.images.containers import AS_FIRST, apart, end, own_network
+from tests.images.engine import engine
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("unshare") is None or shutil.which("setpriv") is None,
@@ -87,3 +88,17 @@ def test_what_listens_in_a_network_of_its_own_is_reached_from_there_alone() -> N
         with own_network() as other:
             elsewhere = subprocess.run(["nsenter", f"--net=/proc/{other}/ns/net", *dial], capture_output=True)
             assert elsewhere.returncode != 0
+
+
+def test_an_engine_that_cannot_start_here_is_a_reason_to_skip_and_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, does in (("dockerd", "echo no bridges on this machine >&2; exit 1"), ("docker", "exit 1")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    with pytest.raises(pytest.skip.Exception, match="does not start here: no bridges on this machine"), engine():
+        pass
+    assert list((tmp_path / "tmp").iterdir()) == []

