@@ -64,11 +64,12 @@ def say(text: str) -> None:
     sys.stdout.flush()
 
 
-def shell(*command: str | Path) -> str:
+def shell(*command: str | Path, errors_too: bool = False) -> str:
+    """What the command says on its standard output, or on both."""
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, cwd=REPOSITORY)
     if done.returncode:
         raise Stop(f"{command[0]} failed: {(done.stderr or done.stdout).strip()[-2000:]}")
-    return done.stdout.strip()
+    return (done.stdout + done.stderr if errors_too else done.stdout).strip()
 
 
 def check_source(release: Release) -> None:
@@ -167,10 +168,13 @@ def chart(release: Release) -> None:
     package = release.out / f"fedrep-{release.version}.tgz"
     say(f"chart: {package.name}")
     if not release.dry:
-        pushed = release.run(helm, "push", package, f"oci://{release.registry}/charts")
+        # helm says the digest on its standard error
+        pushed = release.run(helm, "push", package, f"oci://{release.registry}/charts", errors_too=True)
         found = re.search(r"sha256:[0-9a-f]{64}", pushed)
-        if found is not None:
-            release.run("cosign", "sign", "--yes", f"{release.registry}/charts/fedrep@{found[0]}")
+        if found is None:
+            raise Stop(f"helm pushed the chart and told no digest by which it could be signed: {pushed}")
+        release.run("cosign", "sign", "--yes", f"{release.registry}/charts/fedrep@{found[0]}")
+        say(f"chart: {release.registry}/charts/fedrep@{found[0]}, signed")
 
 
 def contents(release: Release) -> None:

@@ -35,7 +35,7 @@ class Tools:
         self.real = real
         self.calls: list[list[str]] = []
 
-    def __call__(self, *command: str | Path) -> str:
+    def __call__(self, *command: str | Path, errors_too: bool = False) -> str:
         words = [str(part) for part in command]
         self.calls.append(words)
         if words[:3] == ["docker", "buildx", "build"] and "--output" in words:
@@ -50,7 +50,7 @@ class Tools:
         if words[0] == "cosign":
             return ""
         if words[1:2] == ["push"]:
-            return "Digest: sha256:" + "c" * 64
+            return "Digest: sha256:" + "c" * 64 if errors_too else ""  # as helm, which says it on its standard error
         return str(self.real(*command))
 
     def of(self, *first: str) -> list[list[str]]:
@@ -149,6 +149,17 @@ def test_the_chart_of_a_release_names_its_images_by_digest(published: tuple[Tool
     assert values["image"]["client"] == "registry.example.org/fedrep/client"
     guide = "https://git.example.org/a/b/blob/v0.1.0/docs/operations.md"
     assert values["metrics"]["prometheusRule"]["runbooks"] == guide, "alerts lead to the guide of what runs"
+
+
+def test_a_chart_that_could_not_be_signed_ends_the_release(release: ModuleType, tmp_path: Path) -> None:
+    class Silent(Tools):
+        def __call__(self, *command: str | Path, **_: bool) -> str:
+            return super().__call__(*command)
+
+    tools = Silent(release.shell)
+    with pytest.raises(release.Stop, match="no digest by which it could be signed"):
+        release.chart(release.Release("0.1.0", "registry.example.org/fedrep", False, tmp_path, tools))
+    assert not tools.of("cosign")
 
 
 def test_the_contents_of_every_image_are_among_the_files_of_a_release(published: tuple[Tools, Any]) -> None:

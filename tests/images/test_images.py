@@ -232,12 +232,12 @@ def test_a_chart_that_is_pulled_names_images_that_can_be_pulled(
     """Pushed by the release's own steps; what signs is noted, since there is nobody to sign for."""
     signed: list[str] = []
 
-    def run(*command: str | Path) -> str:
+    def run(*command: str | Path, errors_too: bool = False) -> str:
         words = [str(word) for word in command]
         if words[0] == "cosign":
             signed.append(words[-1])
             return ""
-        return str(script.shell(*words, *(["--plain-http"] if words[1] == "push" else [])))
+        return str(script.shell(*words, *(["--plain-http"] if words[1] == "push" else []), errors_too=errors_too))
 
     script = release_script()
     with serving(tmp_path) as address:
