@@ -37,8 +37,8 @@ def test_every_image_starts_from_the_chosen_base_and_runs_as_somebody_else_than_
         assert "HEALTHCHECK" in stage
         assert "USER" not in stage
         assert "RUN" not in stage, "what is built is built in another stage"
-        copied = [f"--from={part}-packages /opt/fedrep", "--from=own /opt/own", f"--from={part}-contents /opt/sbom.json"]
-        order = [stage.index(f"COPY {what} ") for what in copied]
+        copied = [f"--from={part}-packages /image /", "--from=own /own /", f"--from={part}-contents /sbom.json"]
+        order = [stage.index(f"COPY {what}") for what in copied]
         assert order == sorted(order), "what seldom changes lies below, and a new release brings one small layer"
 
 
@@ -103,7 +103,7 @@ def test_nothing_is_installed_without_its_hash() -> None:
     assert len(installs) == 5
     assert DOCKERFILE.read_text().count("pip wheel --no-build-isolation --no-deps") == 1
     for arguments in installs:
-        assert "--require-hashes" in arguments or "/opt/wheel/*.whl" in arguments
+        assert "--require-hashes" in arguments or "/wheel/*.whl" in arguments
         assert "--no-deps" in arguments
 
 
@@ -153,3 +153,12 @@ def test_dependabot_looks_where_versions_stand() -> None:
     }
     for _, folder in looked:
         assert (REPOSITORY / folder.lstrip("/")).is_dir()
+
+
+def test_whatever_is_copied_into_an_image_has_one_time_so_that_its_layer_is_the_same_wherever_it_is_built() -> None:
+    """Modules are compiled by their hash where SOURCE_DATE_EPOCH is set; a time in them would differ with every build."""
+    text = DOCKERFILE.read_text()
+    assert "SOURCE_DATE_EPOCH=${MOMENT}" in text.split(" AS tools\n")[1].split("\nFROM ")[0]
+    for stage, folder in (("own", "/own"), *((f"{part}-packages", "/image") for part in ("server", "dashboard", "client"))):
+        last = text.split(f"FROM tools AS {stage}\n")[1].split("\n\n")[0].splitlines()[-1]
+        assert last == f'    && find {folder} -exec touch --no-dereference --date="@${{SOURCE_DATE_EPOCH}}" {{}} +'
