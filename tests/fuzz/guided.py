@@ -20,8 +20,8 @@ with redirect_stderr(StringIO()), atheris.instrument_imports(include=PACKAGES): 
     from tests.fuzz.targets import TARGETS, Message
 
 
-def fuzz_apart(name: str, options: list[str], log: Path) -> tuple[int, float]:
-    """Its exit code, and the processor time it had; what libFuzzer says goes to `log`."""
+def fuzz_apart(name: str, options: list[str], log: Path, crash: Path) -> tuple[int, float]:
+    """Its exit code, and the processor time it had; what libFuzzer says goes to `log`, and what raised an error to `crash`."""
     sys.stdout.flush()
     child = os.fork()
     if child == 0:
@@ -29,7 +29,7 @@ def fuzz_apart(name: str, options: list[str], log: Path) -> tuple[int, float]:
         os.dup2(output, 1)
         os.dup2(output, 2)
         try:
-            _fuzz(name, options)
+            _fuzz(name, options, crash)
         except BaseException:
             traceback.print_exc()
             os._exit(1)
@@ -38,11 +38,15 @@ def fuzz_apart(name: str, options: list[str], log: Path) -> tuple[int, float]:
     return os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime
 
 
-def _fuzz(name: str, options: list[str]) -> None:
+def _fuzz(name: str, options: list[str], crash: Path) -> None:
     target = TARGETS[name]
 
     def one_input(data: bytes) -> None:
-        target.accepts(data)
+        try:
+            target.accepts(data)
+        except BaseException:
+            crash.write_bytes(data)
+            raise
 
     message = target.decode
     if isinstance(message, Message):

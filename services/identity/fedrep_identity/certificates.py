@@ -300,9 +300,11 @@ class TrustStore:
 def load_chain(data: bytes) -> list[x509.Certificate]:
     """Certificates from PEM (several) or DER (one)."""
     try:
-        if b"-----BEGIN" in data:
-            return x509.load_pem_x509_certificates(data)
-        return [x509.load_der_x509_certificate(data)]
+        several = b"-----BEGIN" in data
+        chain = x509.load_pem_x509_certificates(data) if several else [x509.load_der_x509_certificate(data)]
+        for certificate in chain:
+            _ = certificate.subject, certificate.issuer  # which are parsed when they are asked for
+        return chain
     except Exception as error:  # the parser has many kinds, not all of them ValueErrors; every one means the same here
         raise CryptoError(
             f"These {len(data)} bytes are not an X.509 certificate: {_first_line(error)}. Check that the file was copied whole.",

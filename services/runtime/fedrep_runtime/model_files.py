@@ -44,7 +44,7 @@ def read_flat_vector(path: Path, called: str) -> Vector:
     """The parameters in a .npy file, which has no names: whoever takes it must know the layout from elsewhere."""
     try:
         vector = np.load(path, mmap_mode="r", allow_pickle=False)  # a size that is claimed is not taken from memory
-    except (ValueError, OSError, EOFError) as error:
+    except Exception as error:  # its header is read as Python, with all the errors of that
         raise DecodeError(f"{called} is not a .npy file of numbers: {error}") from error
     if not isinstance(vector, np.ndarray) or vector.dtype != np.float32 or vector.ndim != 1 or not vector.size:
         kind = f"{vector.dtype} of shape {list(vector.shape)}" if isinstance(vector, np.ndarray) else "an archive"
