@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 
 from fedrep.errors import CryptoError
 
@@ -96,5 +97,5 @@ def _checked(pem: bytes, by_name: Mapping[bytes, x509.Certificate]) -> Revocatio
 def _signed_by(authority: x509.Certificate, revoked: x509.CertificateRevocationList) -> bool:
     try:
         return revoked.is_signature_valid(authority.public_key())  # type: ignore[arg-type]
-    except (ValueError, TypeError):  # a certificate whose key is none, or of a kind that signs nothing
+    except (ValueError, TypeError, UnsupportedAlgorithm):  # a certificate whose key is none, or of a kind that signs nothing
         return False
