@@ -733,7 +733,7 @@ class SiloMachine:
     def _renounce(self, concluded: Concluded) -> Effects:
         """Others may need this holder's word that it revealed nothing; it is on disk before it is given."""
         number, journal = concluded.update.round, self.state.journal
-        c1 = self._may_speak_of(number)
+        c1 = self._known_c1()
         if concluded.update.outcome is not Outcome.SKIPPED or not c1 or not journal.may_renounce(number):
             return []
         save = self._save(journal=journal.renouncing(number, c1))
@@ -742,16 +742,16 @@ class SiloMachine:
         statement = Statement(self._own.name, run, number, signature, c1)
         return [save, *self._say(Phase.RENOUNCING, save, GetUpdate(run, number, statement))]
 
-    def _may_speak_of(self, number: int) -> bytes:
-        """C1 of a round that this journal is about; nothing for one in which this silo may have been without it.
+    def _known_c1(self) -> bytes:
+        """Of the round that is spoken of, if this journal is about it; nothing if this silo may have been in it without.
 
         A roster that lists a key of this process is no older than the process, and whatever the silo did since is in the journal.
         """
-        if self.part is None:
-            return bytes.fromhex(self.state.journal.c1)
+        entered = bytes.fromhex(self.state.journal.c1)
+        if self.part is None or self._manifest.context() == entered:
+            return entered
         entry = self._manifest.entry(self._own.name)
-        known = number <= self.state.journal.last_round or (entry is not None and self._sessions.holds(entry.session_key))
-        return self._manifest.context() if known else b""
+        return self._manifest.context() if entry is not None and self._sessions.holds(entry.session_key) else b""
 
     def _settle(self, concluded: Concluded) -> Effects:
         """What became of values that were sent, and the next model."""

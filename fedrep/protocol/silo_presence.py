@@ -59,7 +59,7 @@ class Sessions:
                 return
 
     def holds(self, key: bytes) -> bool:
-        return key in self.keys or key == self.pairs.own
+        return key in self.keys or (key == self.pairs.own and key != b"")
 
     def forget_all(self) -> None:
         self.keys = {}

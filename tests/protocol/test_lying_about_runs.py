@@ -149,6 +149,23 @@ def test_a_silo_with_an_empty_folder_says_nothing_about_a_round_in_which_it_may_
     assert statements(silo) == []
 
 
+def test_it_says_nothing_about_such_a_round_either_once_it_has_been_in_later_ones() -> None:
+    federation = Federation.of(6)
+    start = federation.model
+    assert federation.play().outcome is Outcome.APPLIED
+    silo, played = federation.silos[federation.run.silos[0]], federation.signed()
+    assert silo.machine.state.journal.revealed == (1,)
+    emptied(federation, silo)
+    assert federation.play().outcome is Outcome.APPLIED
+    assert (silo.machine.state.journal.last_round, silo.machine.state.journal.revealed) == (2, (2,))
+    federation.model = start
+    silo.player.time_passes()
+    federation.answer_join(silo, played)
+    assert silo.machine.phase is SiloPhase.CONCLUDING, "rounds only go up"
+    silo.player.answer(GetUpdate, skipped(federation.run.digest(), 1, federation))
+    assert statements(silo) == []
+
+
 def test_a_word_about_a_second_round_of_the_same_number_proves_nothing_about_the_first() -> None:
     federation = Federation.of(6)
     federation.until(Phase.CONFIRM)
