@@ -293,7 +293,10 @@ class SiloMachine:
             return self._idle(pause)
         if self._lost or self._roster.overlooked:
             return self._ask_for_news(None)
-        return self._start_round(signed)
+        try:
+            return self._start_round(signed)
+        except RULES as error:  # here, so that what the round before left to be saved and said is not lost over it
+            return self._obey(error)
 
     def _idle(self, seconds: float) -> Effects:
         self.phase, self._wait = Phase.IDLE, Wait(seconds)
@@ -366,7 +369,7 @@ class SiloMachine:
             raise RefusedError("the server sent another model than the manifest names", reason="WRONG_MODEL")
         if model.vector.size != parameters:
             raise RefusedError(f"the run's model has {model.vector.size} parameters, this silo's {parameters}")
-        return [self._save(model=model, journal=self._journal_at(model)), *self._get_ready()]
+        return [self._save(model=model), *self._get_ready()]
 
     def _journal_at(self, model: ModelState) -> Journal:
         """An order is past once a model of its version, or a later one, is held."""

@@ -147,7 +147,9 @@ def test_the_server_plays_an_epoch_to_its_end_before_the_new_list_counts() -> No
     machine.check_allowed(NEWCOMER)
     with pytest.raises(UnknownSiloError, match="took 'silo-00' off the list"):
         machine.check_allowed("silo-00")
-    machine.check_allowed("silo-00", run.run.digest())
+    machine.check_allowed("silo-00", about=machine.rules.from_round - 1)
+    with pytest.raises(UnknownSiloError):
+        machine.check_allowed("silo-00", about=machine.rules.from_round)
 
 
 def test_an_amendment_that_a_round_has_overtaken_is_refused_and_one_that_waits_is_replaced() -> None:

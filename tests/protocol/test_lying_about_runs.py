@@ -8,13 +8,13 @@ import pytest
 
 from fedrep.errors import RefusedError
 from fedrep.protocol.error_memory import Fate, judge
-from fedrep.protocol.manifests import RunHash
+from fedrep.protocol.manifests import RunHash, SignedRoundManifest, round_manifest_message
 from fedrep.protocol.messages import Evidence, Outcome, Phase, Statement, Update
-from fedrep.protocol.silo_effects import Concluded, GetUpdate, Join, Joined, Problem, Remark, Settled
+from fedrep.protocol.silo_effects import Concluded, GetUpdate, Join, Joined, Problem, Remark, RoundOver, Settled
 from fedrep.protocol.silo_identity import Conduct
 from fedrep.protocol.silo_state import SiloState
 from fedrep.protocol.silo_table import Phase as SiloPhase
-from tests.protocol.federation import Federation, Silo
+from tests.protocol.federation import SERVER, Federation, Silo
 from tests.protocol.lying_server import outcome, seated
 
 
@@ -111,6 +111,29 @@ def test_a_round_after_the_last_is_none() -> None:
     federation.announce(silo)
     assert silo.machine.part is None
     assert not silo.player.waits_for(GetUpdate)
+
+
+def test_a_next_round_that_is_refused_takes_nothing_of_the_last_one_with_it() -> None:
+    """Its values were opened, and its model moved on: that is saved and said, whatever the server shows next."""
+    federation = Federation.of(6)
+    federation.until(Phase.CONFIRM)
+    late, *others = federation.members
+    for silo in others:
+        federation.confirm(silo)
+    for silo in others:
+        if not federation.over:
+            federation.reveal(silo)
+    update = federation.close()
+    assert federation.manifest is not None
+    beyond = replace(federation.manifest, round=federation.run.rounds + 1)
+    federation.miss_the_end(late)
+    late.player.news.clear()
+    following = SignedRoundManifest(beyond, SERVER.sign(round_manifest_message(beyond)))
+    late.player.answer(GetUpdate, Concluded(update, following, "running"))
+    assert [type(news) for news in late.player.news] == [Settled, RoundOver, Remark]
+    assert late.player.disk.memory.pending is None
+    assert late.player.disk.model is not None
+    assert late.player.disk.model.version == 1
 
 
 def test_a_run_of_another_name_is_not_the_one_that_was_asked_for() -> None:

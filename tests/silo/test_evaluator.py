@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
-from fedrep.errors import NotFoundError
+from fedrep.errors import NotFoundError, RefusedError
+from fedrep.protocol.silo_effects import Join, Joined
 from fedrep_trainers.trainer import Evaluation
 from tests.harness.federation import Federation, StubTrainer
 from tests.harness.scenarios import finish, serve
@@ -185,3 +186,29 @@ def test_an_evaluator_that_comes_too_late_for_a_model_asks_for_the_newest(
         assert evaluator.model.version == 1
 
     serve(federation, scenario, "moved-on")
+
+
+def test_an_evaluator_measures_no_other_run_and_no_other_model_than_is_named(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(federation: Federation, run: str) -> None:
+        await federation.create_run(run, rounds=1)
+        another, deceived = federation.evaluator("mine"), federation.evaluator(run)
+        join, fetch = another.connection.join, deceived.connection.model
+
+        async def into_another_run(_: Join) -> Joined:
+            return await join(Join(run, None))
+
+        async def another_model(run: bytes, version: int) -> Any:
+            version, vector = await fetch(run, version)
+            return version, vector + 1
+
+        monkeypatch.setattr(another.connection, "join", into_another_run)
+        monkeypatch.setattr(deceived.connection, "model", another_model)
+        for evaluator, says in ((another, "asked for run 'mine'"), (deceived, "another model than it names")):
+            with pytest.raises(RefusedError, match=says):
+                await evaluator.run()
+            assert evaluator.model is None
+            await evaluator.leave()
+
+    serve(federation, scenario, "named")

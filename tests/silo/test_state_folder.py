@@ -225,6 +225,9 @@ def test_two_runs_over_the_same_data_do_not_spend_the_rest_of_a_budget_twice(tmp
     with pytest.raises(RefusedError, match="epsilon budget"):
         other.write("other", Ledger().charge(release))
     assert other.of("other") == Ledger()
+    assert other.elsewhere("other") == release.epsilon
+    poor = LedgerFolder(tmp_path, "silo-0", 0.5 * release.epsilon)
+    poor.write("a run that it joins", Ledger())  # which costs nothing: it abstains there, or proposes what everybody knows
 
 
 def test_a_ledger_file_stays_short_and_one_of_an_earlier_release_is_read(tmp_path: Path) -> None:

@@ -67,7 +67,10 @@ class Evaluator:
             version = self._model.version if self._model else None
             try:
                 joined = await self.connection.join(Join(self._settings.run, version))
-                run = check_run_signature(joined.run, FederationTrust(self._trust)).digest()
+                manifest = check_run_signature(joined.run, FederationTrust(self._trust))
+                if manifest.name != self._settings.run:
+                    raise RefusedError(f"asked for run {self._settings.run!r}, the server offers run {manifest.name!r}")
+                run = manifest.digest()
                 self._interval = self._settings.evaluate_every or joined.evaluation_interval
                 self._decides = Best.named(joined.best)
                 await self._catch_up(run, joined)
@@ -110,6 +113,8 @@ class Evaluator:
             self._show(round_number, "waiting for the update")
             try:
                 concluded = await self.connection.update(run, round_number)
+                if concluded.update.round != round_number:
+                    raise RefusedError(f"the server spoke of round {concluded.update.round}")
                 await self._take(run, concluded.update)
             except (RefusedError, ProtocolError, InvalidInputError) as error:
                 log.info("update_refused", round=round_number, why=str(error))
@@ -143,7 +148,10 @@ class Evaluator:
 
     async def _fetch(self, run: bytes, name: ModelName) -> None:
         version, vector = await self.connection.model(run, name.version)
-        self._model = replace(ModelState.initial(vector, name.hash), version=version, chain=name.chain)
+        model = replace(ModelState.initial(vector, name.hash), version=version, chain=name.chain)
+        if (model.version, model.hash) != (name.version, name.hash):
+            raise RefusedError("the server sent another model than it names", reason="WRONG_MODEL")
+        self._model = model
 
     async def _evaluate(self, run: bytes, round_number: int) -> None:
         model = self._model

@@ -51,13 +51,16 @@ class LedgerFolder:
         self._known[run] = ledger
 
     def _check(self, run: str, ledger: Ledger) -> None:
-        if self._now(run) != self._known.get(run, Ledger()):
+        before = self._now(run)
+        if before != self._known.get(run, Ledger()):
             raise SettingsError(
                 f"{self._path(run)} was changed by somebody else: another daemon of {self._silo!r}, with a state folder of its "
                 "own, is in the same run. Stop one of the two; nothing was sent"
             )
-        spent = sum_of(ledger.total, self.elsewhere(run)) if self._budget is not None else None
-        if self._budget is not None and (spent is None or spent > self._budget):
+        if self._budget is None or ledger.rounds == before.rounds:
+            return
+        spent = sum_of(ledger.total, self.elsewhere(run))
+        if spent is None or spent > self._budget:
             raise RefusedError(
                 f"another run over these data spent what was left of the epsilon budget of {self._budget:g} at the same moment; "
                 "nothing was sent. Raise epsilon_budget in this silo's policy to go on",

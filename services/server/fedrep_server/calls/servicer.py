@@ -157,7 +157,7 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         return pb.RevealSharesResponse()
 
     async def GetUpdate(self, request: pb.GetUpdateRequest, context: Context) -> AsyncIterator[pb.GetUpdateResponse]:
-        driver = self._run(request.run, request.round)
+        driver = self._welcomed(self._coordinator.run_hashed(request.run), request.round, about=request.round)
         if request.HasField("statement"):
             await self._take_statement(driver, request)
         if not request.omit_agreement:  # who holds the agreement is revealing, and asks behind it
@@ -211,13 +211,16 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
             ) from None
 
     def _run(self, run: bytes, round_number: int = 0) -> RunDriver:
-        return self._welcomed(self._coordinator.run_hashed(run), run, round_number)
+        return self._welcomed(self._coordinator.run_hashed(run), round_number)
 
-    def _welcomed(self, driver: RunDriver, run: bytes | None = None, round_number: int = 0) -> RunDriver:
-        """A silo sees only runs that list it, or did under the manifest of hash `run`; evaluators follow every run."""
+    def _welcomed(self, driver: RunDriver, round_number: int = 0, *, about: int = 0) -> RunDriver:
+        """A silo sees only runs that list it, or how a round ended `about` which it asks, if it was listed in that one.
+
+        Evaluators follow every run.
+        """
         concerns_run(driver.manifest.name, round_number)
         if caller().identity.role is Role.SILO:
-            driver.machine.check_allowed(caller().identity.name, run)
+            driver.machine.check_allowed(caller().identity.name, about)
         return driver
 
     def _is_welcome(self, driver: RunDriver) -> bool:
