@@ -9,7 +9,6 @@ the same thing; where the definitions differ by themselves is printed below the 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import sys
@@ -25,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.environment import ROOT, peer_python
+from benchmarks.machine import save
 from benchmarks.measuring import Worker
 
 REQUIREMENTS = ["byzfl==0.0.11", "torch==2.13.0"]
@@ -188,8 +188,7 @@ def _save(path: Path, outcomes: list[Outcome]) -> None:
     report: dict[str, Any] = {"peer": REQUIREMENTS, "python": platform.python_version(), "numpy": np.__version__}
     report |= {"cores": os.cpu_count(), "f": BYZANTINE, "rows": [asdict(outcome) for outcome in outcomes]}
     report["differences"] = list(DIFFERENCES)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    save(path, report)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -10,7 +10,6 @@ of 32 bits in 64-bit integers, we a 16-bit ring.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import sys
@@ -30,6 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.environment import ROOT
+from benchmarks.machine import save
 from benchmarks.measuring import Worker, timed
 from benchmarks.rival_systems import FLOWER, flower_python
 from fedrep.protocol.messages import Outcome, Update
@@ -297,8 +297,7 @@ def main(arguments: list[str] | None = None) -> None:
     report: dict[str, object] = {"peer": list(FLOWER), "python": platform.python_version(), "numpy": np.__version__}
     report |= {"cryptography": version("cryptography")}
     report |= {"rows": [asdict(row) for row in rows], "rounds": [asdict(one) for one in rounds]}
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    save(options.json, report)
 
 
 if __name__ == "__main__":
