@@ -60,7 +60,8 @@ def main() -> None:
         print(lines[-1], flush=True)
     lines += [
         "",
-        f"Fastest of {options.rounds} rounds, K/d = {FRACTION}, buffers of 4; the way down and the memory have the first model in them, which all silos fetch at once; "
+        f"Fastest of {options.rounds} rounds, K/d = {FRACTION}, buffers of 4; the way down and the memory have the first "
+        "model in them, which all silos fetch at once; "
         f"{results[0]['cores']} cores for the server and all silos.",
     ]
     if options.json:
