@@ -23,6 +23,7 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
+from benchmarks.measuring import peak_mb
 from benchmarks.server_process import WORK, run_server
 from fedrep.protocol.manifests import SignedRunManifest
 from fedrep.protocol.model_state import model_hash
@@ -324,7 +325,7 @@ async def play(
             if number == shape.rounds + warm_up:
                 figures.silo_cpu += cpu_seconds()
                 figures.training_cpu += sum(silo.training_cpu for silo in silos)
-                figures.silo_peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+                figures.silo_peak_mb = peak_mb()
                 for silo in silos:
                     figures.up.update(silo.meter.up)
                     figures.down.update(silo.meter.down)

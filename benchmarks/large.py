@@ -13,7 +13,6 @@ import asyncio
 import logging
 import multiprocessing
 import os
-import resource
 import statistics
 import time
 from dataclasses import dataclass, field, replace
@@ -25,6 +24,7 @@ import structlog
 
 from benchmarks.idle_silos import IdleSilo, Shape, cpu_seconds, served_run, subtracting
 from benchmarks.machine import save
+from benchmarks.measuring import peak_mb
 from fedrep.protocol.silo_effects import FailedTraining, News, Problem, RoundOver, RunRefused
 from fedrep_runtime.collector import settle_collector
 
@@ -57,7 +57,7 @@ def run_silo(shape: Shape, number: int, name: str, folder: Path, port: int, pipe
             case RoundOver(_, update) if not news.applied:
                 pipe.send(("failed", f"round {update.round} was skipped: {update.reason}"))
             case RoundOver(_, update):
-                peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+                peak = peak_mb()
                 pipe.send((name, update.round, cpu_seconds() - silo.training_cpu, peak))
             case Problem(_, error) | RunRefused(_, _, error):
                 pipe.send(("failed", str(error)))

@@ -7,6 +7,7 @@ import math
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from benchmarks.environment import ROOT
@@ -19,6 +20,12 @@ def timed(work: Work) -> float:
     begun = time.process_time()
     work()
     return 1e3 * (time.process_time() - begun)
+
+
+def peak_mb() -> float:
+    """The most memory this process has had. What `getrusage` says of a spawned one begins with its parent's."""
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:")) / 1024
 
 
 def interleaved(work: dict[str, Work], repeats: int) -> dict[str, float]:

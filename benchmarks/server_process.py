@@ -16,6 +16,8 @@ from typing import Any
 
 import structlog
 
+from benchmarks.measuring import peak_mb
+
 WORK: Counter[str] = Counter()
 _lock = threading.Lock()
 _inner = threading.local()
@@ -96,7 +98,7 @@ async def _serve(folder: Path, pipe: Connection) -> None:
     }  # a machine that stands still for a while must skip no round
     running = await start(ServerSettings(data=folder / "data", credentials=folder / "server", **options))
     settle_collector()  # as `fedrep server` does
-    idle = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    idle = peak_mb()
     pipe.send(running.port)
     started = 0.0
     while (order := await asyncio.to_thread(pipe.recv)) != "stop":
@@ -105,8 +107,7 @@ async def _serve(folder: Path, pipe: Connection) -> None:
             started = _cpu()
             pipe.send("done")
         else:
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            pipe.send({"cpu": _cpu() - started, "work": dict(WORK), "peak_mb": peak / 1024, "idle_mb": idle})
+            pipe.send({"cpu": _cpu() - started, "work": dict(WORK), "peak_mb": peak_mb(), "idle_mb": idle})
     await running.stop()
 
 
