@@ -7,6 +7,7 @@ machine over the state that was saved last. What happens next is `silo_table.TAB
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -176,14 +177,19 @@ class SiloMachine:
         row = TABLE.get((self.phase, type(content)))
         if row is None:
             return []
-        before = self.phase
-        try:
-            effects: Effects = getattr(self, row.action)(content)
-        except RULES as error:
-            effects = self._obey(error)
+        before, action = self.phase, getattr(self, row.action)
+        effects = self._under_rules(lambda: action(content))
         if self.phase not in row.to:
             raise AssertionError(f"{before.name} x {type(content).__name__} led to {self.phase.name}, which the table does not")
         return effects
+
+    def _under_rules(self, action: Callable[[], Effects]) -> Effects:
+        """A rule that refuses something ends the action; what was decided before it stands, and is saved like everything else."""
+        saved = self._saved
+        try:
+            return action()
+        except RULES as error:
+            return [*([self._saved] if self._saved is not saved else []), *self._obey(error)]
 
     def _checked(self, request: Request, answer: Answer) -> Answer:
         """How another round ended than the one that was asked about is no answer, be it of this run or of one like it.
@@ -195,7 +201,7 @@ class SiloMachine:
         update = answer.update
         if update.run in self._runs and update.round == request.round:
             return answer
-        text = f"asked how round {request.round} ended, the server spoke of round {update.round} of another run or of this one"
+        text = f"asked how round {request.round} ended, the server spoke of round {update.round} of run {update.run.hex()[:8]}"
         return Refusal(RefusedError(text, reason="WRONG_ANSWER"), said_by_server=False)
 
     # Joining the run.
@@ -293,10 +299,7 @@ class SiloMachine:
             return self._idle(pause)
         if self._lost or self._roster.overlooked:
             return self._ask_for_news(None)
-        try:
-            return self._start_round(signed)
-        except RULES as error:  # here, so that what the round before left to be saved and said is not lost over it
-            return self._obey(error)
+        return self._under_rules(lambda: self._start_round(signed))  # what the last round left to say is not lost over it
 
     def _idle(self, seconds: float) -> Effects:
         self.phase, self._wait = Phase.IDLE, Wait(seconds)
@@ -421,8 +424,8 @@ class SiloMachine:
         manifest = self._manifest
         if self._contribution is not None and self._contribution.version != model.version:
             self._contribution = None  # a late silo does not pile up stale updates
-        if too_dear := self._within_budget():
-            return too_dear
+        if leaving := self._over_budget():
+            return leaving
         if not self._own.policy.trains_at(self._at.hour):
             return self._abstain()
         if self._contribution is not None:
@@ -434,8 +437,8 @@ class SiloMachine:
             return [*effects, *getattr(self, TABLE[Phase.TRAINING, type(finished)].action)(finished)]
         return [*effects, *self._train(model)]
 
-    def _within_budget(self) -> Effects:
-        """Nothing, if a new I_k may still be paid for; else this silo abstains, and leaves after the round."""
+    def _over_budget(self) -> Effects:
+        """This silo abstains, and leaves after the round, if a new I_k would cost more than is left; nothing otherwise."""
         if self._own.public_start is not None or self._repeated_proposal() is not None:
             return []
         try:
@@ -540,8 +543,8 @@ class SiloMachine:
         if public is not None:
             coordinates = public.own
         if coordinates is None:
-            if too_dear := self._within_budget():  # other runs over these data may have spent while this one trained
-                return too_dear
+            if leaving := self._over_budget():  # other runs over these data may have spent while this one trained
+                return leaving
             largest, generator = contribution.largest, own.randomness.generator()
             places = largest.places if largest is not None else None
             coordinates = propose(contribution.g, manifest.per_silo, manifest.alpha, generator, places)

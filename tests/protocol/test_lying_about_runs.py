@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from fedrep.errors import RefusedError
+from fedrep.errors import InvalidInputError, RefusedError
 from fedrep.protocol.error_memory import Fate, judge
 from fedrep.protocol.manifests import RunHash, SignedRoundManifest, round_manifest_message
 from fedrep.protocol.messages import Evidence, Outcome, Phase, Statement, Update
@@ -14,7 +14,7 @@ from fedrep.protocol.silo_effects import Concluded, GetUpdate, Join, Joined, Pro
 from fedrep.protocol.silo_identity import Conduct
 from fedrep.protocol.silo_state import SiloState
 from fedrep.protocol.silo_table import Phase as SiloPhase
-from tests.protocol.federation import SERVER, Federation, Silo
+from tests.protocol.federation import SERVER, Federation, NoLedgers, Silo
 from tests.protocol.lying_server import outcome, seated
 
 
@@ -134,6 +134,28 @@ def test_a_next_round_that_is_refused_takes_nothing_of_the_last_one_with_it() ->
     assert late.player.disk.memory.pending is None
     assert late.player.disk.model is not None
     assert late.player.disk.model.version == 1
+
+
+def test_what_was_decided_before_a_rule_refused_something_is_on_disk() -> None:
+    federation = Federation.of(6)
+    federation.until(Phase.CONFIRM)
+    silo = federation.members[0]
+    federation.miss_the_end(silo)
+    while silo.player.waits_for(GetUpdate):
+        silo.player.answer(GetUpdate, Concluded(outcome(federation), None, "running"))
+    assert silo.player.disk.memory.pending is not None, "the server's word is no proof"
+
+    class Unreadable(NoLedgers):
+        def elsewhere(self, _run: str) -> float | None:
+            raise InvalidInputError("a ledger cannot be read")
+
+    silo.machine._own = replace(silo.machine._own, ledgers=Unreadable())
+    federation.told[1] = outcome(federation)
+    federation.new_round()
+    with pytest.raises(InvalidInputError, match="a ledger cannot be read"):
+        federation.announce(silo)
+    assert silo.machine.state.memory.given_up == 1
+    assert silo.player.disk.memory == silo.machine.state.memory
 
 
 def test_a_run_of_another_name_is_not_the_one_that_was_asked_for() -> None:
