@@ -115,13 +115,25 @@ class SubtractingTrainer:
         pass
 
 
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A call as its silo saw it, on the clock of this machine: when its first message left, when its last answer was there."""
+
+    method: str
+    began: float
+    up: int
+    ended: float
+    down: int
+
+
 class MeteredConnection(Connection):
-    """Counts the bytes of every message, in both directions, by method."""
+    """Counts the bytes of every message, in both directions, by method; `transfers` are the calls, if anybody wants them."""
 
     def __init__(self, address: str, load: Callable[[], Credentials], audit: Audit) -> None:
         super().__init__(address, load, audit, server_name=None, patience=SECONDS)
         self.up: Counter[str] = Counter()
         self.down: Counter[str] = Counter()
+        self.transfers: list[Transfer] | None = None
 
     def _connected(self) -> Any:
         return MeteredStub(super()._connected(), self)
@@ -133,30 +145,55 @@ class MeteredStub:
         self._meter = meter
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
-        call = getattr(self._stub, method)
-        receive = self._messages if method in ("GetModel", "GetConsensus", "GetUpdate") else self._message
-        return lambda request, timeout: receive(method, call(self._counted(method, request), timeout=timeout))
+        def begin(request: Any, timeout: float | None) -> Any:
+            call = _MeteredCall(self._meter, method)
+            answer = getattr(self._stub, method)(call.counted(request), timeout=timeout)
+            return call.messages(answer) if method in ("GetModel", "GetConsensus", "GetUpdate") else call.message(answer)
 
-    def _counted(self, method: str, request: Any) -> Any:
+        return begin
+
+
+class _MeteredCall:
+    def __init__(self, meter: MeteredConnection, method: str) -> None:
+        self._meter = meter
+        self._method = method
+        self._began = 0.0
+        self._up = self._down = 0
+
+    def counted(self, request: Any) -> Any:
+        self._began = time.monotonic()
         if isinstance(request, AsyncIterator):
-            return self._parts(method, request)
-        self._meter.up[method] += request.ByteSize()
+            return self._parts(request)
+        self._up = request.ByteSize()
         return request
 
-    async def _parts(self, method: str, parts: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async def _parts(self, parts: AsyncIterator[Any]) -> AsyncIterator[Any]:
         async for part in parts:
-            self._meter.up[method] += part.ByteSize()
+            self._up += part.ByteSize()
             yield part
 
-    async def _message(self, method: str, answer: Awaitable[Any]) -> Any:
-        message = await answer
-        self._meter.down[method] += message.ByteSize()
+    async def message(self, answer: Awaitable[Any]) -> Any:
+        try:
+            message = await answer
+            self._down = message.ByteSize()
+        finally:
+            self._over()
         return message
 
-    async def _messages(self, method: str, stream: AsyncIterator[Any]) -> AsyncIterator[Any]:
-        async for message in stream:
-            self._meter.down[method] += message.ByteSize()
-            yield message
+    async def messages(self, stream: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        try:
+            async for message in stream:
+                self._down += message.ByteSize()
+                yield message
+        finally:
+            self._over()
+
+    def _over(self) -> None:
+        meter = self._meter
+        meter.up[self._method] += self._up
+        meter.down[self._method] += self._down
+        if meter.transfers is not None:
+            meter.transfers.append(Transfer(self._method, self._began, self._up, time.monotonic(), self._down))
 
 
 class IdleSilo(SiloDaemon):

@@ -32,7 +32,10 @@ it.
 WIDE_AREA = """
 A round has four phases in which nobody can answer to what it has not heard (propose, submit, confirm, reveal): four round trips
 are the least. The count is the link's own, and takes a renewed window of HTTP/2 for a message. The wire's time is the bytes of a
-round at the link's rate, up and down one after the other, and the least round trips.
+round at the link's rate, up and down one after the other, and the least round trips. All silos compute on the cores of one
+machine, which is what the rest of a round is. A transfer begins when a silo hands a message of more than 16 kB to gRPC and ends
+with its last byte at the server, or begins with an answer's first byte and ends when the silo has it whole; the wire's part is
+its bytes at the link's rate and one delay.
 """
 CHAOS = """
 A real federation of twelve silos, two servers on PostgreSQL, authority, evaluator and dashboard, broken at random and checked all
@@ -137,13 +140,18 @@ def wide_area(figures: Figures) -> list[str]:
             str(row["least_round_trips"]),
             f"{row['least_wire_s']:.2f}",
             f"{100 * row['wire_share']:.0f} %",
+            f"{100 * row['transfer_share']:.0f} %",
         ]
         for row in figures["rows"]
     ]
     head = ["d", "round, s (best / median)", "dense FedAvg, s", "bandwidth floor, s", "round trips in sequence", "least"]
-    head += ["the wire's time, s", "the wire, of the best round"]
+    head += ["the wire's time, s", "the wire, of the best round", "the wire, of the transfers"]
     links = f"{figures['silos']} silos, each behind {figures['delay_ms']:g} ms each way and {figures['mbit']:g} Mbit/s,"
-    return [prose(f"{links} K/d = 0.05, s = 4. {WIDE_AREA}"), "", *table(head, rows)]
+    lines = [prose(f"{links} K/d = 0.05, s = 4. {WIDE_AREA}"), "", *table(head, rows), ""]
+    for row in figures["rows"]:
+        shares = ", ".join(f"{kind} {100 * share:.0f} %" for kind, share in row["transfers"].items())
+        lines.append(f"- The wire in the transfers at d = {row['parameters']:,}: {shares}.")
+    return lines
 
 
 def scaling(figures: Figures) -> list[str]:

@@ -50,6 +50,16 @@ class Counts:
     round_trips: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some bytes that the link carried, on the clock of this machine (`time.monotonic`)."""
+
+    way: Way
+    entered: float
+    arrived: float
+    size: int
+
+
 @dataclass
 class _End:
     """How far one end has got in the chain of messages."""
@@ -93,9 +103,10 @@ class _Connection:
 class Link:
     """Made and used within one event loop; `listening` opens it."""
 
-    def __init__(self, target: int, conditions: Conditions | None = None) -> None:
+    def __init__(self, target: int, conditions: Conditions | None = None, *, traced: bool = False) -> None:
         """`target` is a port of this machine; it may be set anew at any time, for the connections that follow."""
         self.target = target
+        self.pieces: list[Piece] | None = [] if traced else None
         self.port = 0
         self.conditions = conditions or Conditions()
         self.counts = Counts()
@@ -204,7 +215,7 @@ class _Flow:
     def __init__(self, link: Link, way: Way, connection: _Connection) -> None:
         self._link, self._way, self._connection = link, way, connection
         self._writer = connection.server if way == "up" else connection.client
-        self._under_way: asyncio.Queue[tuple[float, bytes, int]] = asyncio.Queue()
+        self._under_way: asyncio.Queue[tuple[float, float, bytes, int]] = asyncio.Queue()
         self._bytes, self._room = 0, asyncio.Event()
         self._room.set()
 
@@ -219,7 +230,7 @@ class _Flow:
             await link._moving.wait()  # what was read while the link fell silent waits for it too
             now = loop.time()
             leaves = link._wires[self._way].leaves_at(now, len(data), rate)
-            self._under_way.put_nowait((leaves + link.conditions.delay, data, sender.depth))
+            self._under_way.put_nowait((now, leaves + link.conditions.delay, data, sender.depth))
             if not data:
                 return
             self._bytes += len(data)
@@ -232,7 +243,7 @@ class _Flow:
     async def give(self) -> None:
         link, loop = self._link, asyncio.get_running_loop()
         while True:
-            arrives, data, depth = await self._under_way.get()
+            entered, arrives, data, depth = await self._under_way.get()
             if arrives > (now := loop.time()):
                 await asyncio.sleep(arrives - now)
             await link._moving.wait()
@@ -244,6 +255,8 @@ class _Flow:
             self._connection.under_way -= len(data)
             self._room.set()
             self._count(len(data), depth)
+            if link.pieces is not None:
+                link.pieces.append(Piece(self._way, entered, loop.time(), len(data)))
             if self._way not in self._connection.cut:
                 self._writer.write(data)
                 await self._writer.drain()

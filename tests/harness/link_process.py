@@ -18,10 +18,10 @@ import socket
 import subprocess
 import sys
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
-from tests.harness.link import Conditions, Link, Way
+from tests.harness.link import Conditions, Link, Piece, Way
 from tests.harness.processes import REPOSITORY
 
 
@@ -33,9 +33,9 @@ class LinkControl:
         self._socket = socket.create_connection(("127.0.0.1", port))
         self._file = self._socket.makefile("rwb")
 
-    def open(self, name: str, target: int, port: int = 0, **conditions: Any) -> int:
+    def open(self, name: str, target: int, port: int = 0, *, traced: bool = False, **conditions: Any) -> int:
         """A new link; returns the port on which it listens."""
-        return int(self._ask(do="open", link=name, target=target, port=port, conditions=conditions)["port"])
+        return int(self._ask(do="open", link=name, target=target, port=port, traced=traced, conditions=conditions)["port"])
 
     def set(self, name: str, **conditions: Any) -> None:
         self._ask(do="set", link=name, conditions=conditions)
@@ -53,6 +53,10 @@ class LinkControl:
 
     def counts(self, name: str) -> dict[str, Any]:
         return dict(self._ask(do="counts", link=name)["counts"])
+
+    def pieces(self, name: str) -> list[Piece]:
+        """What a traced link has carried since it was last asked."""
+        return [Piece(*piece) for piece in self._ask(do="pieces", link=name)["pieces"]]
 
     def close(self) -> None:
         self._file.close()
@@ -122,7 +126,7 @@ class _Desk:
 
     async def _carry_out(self, do: str, link: str, **details: Any) -> dict[str, Any]:
         if do == "open":
-            made = Link(details["target"], Conditions())
+            made = Link(details["target"], Conditions(), traced=details["traced"])
             made.set(**details["conditions"])
             await self._stack.enter_async_context(made.listening(details["port"]))
             self._links[link] = made
@@ -139,6 +143,9 @@ class _Desk:
                 return {"connections": known.half_close(details["way"])}
             case "counts":
                 return {"counts": known.snapshot()}
+            case "pieces":
+                carried, known.pieces = known.pieces or [], []
+                return {"pieces": [astuple(piece) for piece in carried]}
             case _:
                 raise ValueError(f"no such order: {do}")
         return {}

@@ -262,3 +262,35 @@ def test_the_process_with_the_links_ends_with_its_owner() -> None:
     links.control.open("silo-0", 1)
     links.stop()
     assert links.process.returncode == 0
+
+
+def test_a_traced_link_tells_when_each_piece_came_and_went() -> None:
+    async def scenario() -> None:
+        async with a_server() as port, Link(port, Conditions(delay=0.01), traced=True).listening() as link:
+            reader, writer = await connect(link.port)
+            writer.write(b"proposal")
+            await reader.readexactly(8)
+            assert link.pieces is not None
+            assert [(piece.way, piece.size) for piece in link.pieces] == [("up", 8), ("down", 8)]
+            up, down = link.pieces
+            assert up.entered + 0.01 <= up.arrived <= down.entered <= down.arrived - 0.01
+            writer.close()
+
+    run_scenario(scenario())
+
+
+def test_pieces_are_told_once_across_the_process() -> None:
+    async def scenario(links: LinkControl, port: int) -> None:
+        reader, writer = await connect(links.open("silo", target=port, traced=True))
+        writer.write(b"proposal")
+        await reader.readexactly(8)
+        assert [piece.way for piece in await asyncio.to_thread(links.pieces, "silo")] == ["up", "down"]
+        assert await asyncio.to_thread(links.pieces, "silo") == []
+        writer.close()
+
+    async def with_server(links: LinkControl) -> None:
+        async with a_server() as port:
+            await scenario(links, port)
+
+    with LinkProcess.start() as links:
+        run_scenario(with_server(links))
