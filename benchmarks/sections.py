@@ -44,7 +44,8 @@ overlap, so a round may count for several.
 """
 SOAK = """
 Silos that train nothing play rounds on end; all silos share one process, the server has its own. Memory, open files, threads and
-tasks have to stay within 5 percent (or four) once things have settled, a round's processor time within 10. Wall time is shown and
+tasks have to stay within 5 percent (or four) once things have settled, a round's processor time within 10, counted in the time
+of a fixed piece of work that is done after every round: how fast the machine was meanwhile takes no part. Wall time is shown and
 not judged: other work on the machine moves it.
 """
 SCALING = """

@@ -3,14 +3,17 @@
 Slow leaks show here and nowhere else; the verdict says how slow they may be to be seen. Twenty times on the way it notes what
 server and silos occupy (resident memory, open files, threads, tasks of the silos' event loop), what a round cost in processor
 time, and how long it took. The first windows are those in which caches and pools fill up; from then on memory has to stay within
-5 percent and cost within 10. All silos have to hear of the end of the last round, and of all but a hundredth of the others.
-The server is a process of its own, all silos share another: memory of one silo is their process's divided by their number.
+5 percent and cost within 10. A machine that others use is now slower and now faster, so after every round a fixed piece of work
+is timed as well, and cost is counted in its time. All silos have to hear of the end of the last round, and of all but a hundredth
+of the others. The server is a process of its own, all silos share another: memory of one silo is their process's divided by their
+number.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import hashlib
 import json
 import logging
 import multiprocessing
@@ -30,10 +33,12 @@ from benchmarks.idle_silos import Shape, Stopwatch, federation
 from benchmarks.machine import machine, save
 from fedrep.protocol.silo_effects import News, RoundOver
 
+YARD = bytes(1 << 18)
 PAGE_MB = os.sysconf("SC_PAGE_SIZE") / 2**20
 TICKS = os.sysconf("SC_CLK_TCK")
 MEMORY_LIMIT, COST_LIMIT = 1.05, 1.10
 MISSED_LIMIT = 0.01  # of the rounds: skipped, or somebody did not hear of their end
+COSTS = ("server_cpu_ms", "silos_cpu_ms")
 COUNTS, COUNT_SLACK = ("server_files", "silos_files", "server_threads", "silos_threads", "tasks"), 4
 SETTLING = 0.25  # of the rounds: caches, pools and the allocator's arenas fill up
 
@@ -73,6 +78,16 @@ class Window:
     silos_cpu_ms: float
     ms: float
     ms_least: float
+    yardstick_ms: float = 1.0
+
+
+def yardstick() -> float:
+    """Seconds of processor time for work that never changes, of the kinds that a round is made of: Python, and hashing."""
+    started = time.thread_time()
+    for number in range(4):
+        hashlib.sha256(YARD).digest()
+        {str(each): each for each in range(number, number + 2_000)}
+    return time.thread_time() - started
 
 
 class Watch:
@@ -85,6 +100,7 @@ class Watch:
         self._pids = (server, os.getpid())
         self._before = self._look()
         self._laps: list[float] = []
+        self._yards: list[float] = []
         self._since = time.perf_counter()
         self.ended = self.last = 0  # rounds of whose end all silos have heard, and the last of them
 
@@ -95,7 +111,8 @@ class Watch:
         now = time.perf_counter()
         self.ended, self.last = self.ended + 1, number
         self._laps.append(1e3 * (now - self._since))
-        self._since = now
+        self._yards.append(1e3 * yardstick())
+        self._since = time.perf_counter()
         if len(self._laps) < self._size:
             return
         (server, silos), (was_server, was_silos) = self._look(), self._before
@@ -113,14 +130,17 @@ class Watch:
             1e3 * (silos.cpu - was_silos.cpu) / len(laps),
             statistics.median(laps),
             laps[len(laps) // 10],
+            statistics.mean(self._yards),
         )
         self.windows.append(window)
         self._before, self._laps = (server, silos), []
+        self._yards = []
         self._keep(self.windows)
         print(
             f"  {number:6d}  {server.mb:8.1f} {silos.mb:8.1f} MB  {server.files:4d} {silos.files:4d} files  "
             f"{server.threads:3d} {silos.threads:3d} threads {window.tasks:5d} tasks  "
-            f"{window.server_cpu_ms:7.1f} {window.silos_cpu_ms:7.1f} ms CPU  {window.ms:7.1f} ms",
+            f"{window.server_cpu_ms:7.1f} {window.silos_cpu_ms:7.1f} ms CPU (yardstick {window.yardstick_ms:4.2f})  "
+            f"{window.ms:7.1f} ms",
             flush=True,
         )
 
@@ -187,12 +207,12 @@ def verdict(windows: list[Window], played: Played | None = None) -> dict[str, An
     early, late = rest[:span], rest[-span:]
 
     def ratio(name: str) -> float:
-        before, after = (float(statistics.median(getattr(w, name) for w in some)) for some in (early, late))
+        before, after = (float(statistics.median(_measured(w, name) for w in some)) for some in (early, late))
         spare = COUNT_SLACK if name in COUNTS else 0  # one thread more or less is no growth
         return max(after - spare, min(after, before)) / max(before, 1e-9)
 
     memory = {name: ratio(name) for name in ("server_mb", "silos_mb")}
-    cost = {name: ratio(name) for name in ("server_cpu_ms", "silos_cpu_ms")}
+    cost = {name: ratio(name) for name in COSTS}
     counts = {name: ratio(name) for name in COUNTS}
     growth = {name: _slope(rest, name) * 1024 for name in memory}
     between = max(1.0, statistics.median(w.last_round for w in late) - statistics.median(w.last_round for w in early))
@@ -205,6 +225,12 @@ def verdict(windows: list[Window], played: Played | None = None) -> dict[str, An
     )
     told = {"memory": memory, "cost": cost, "counts": counts, "latency": ratio("ms_least"), "growth_kb": growth, "seen_kb": seen}
     return told | ({} if played is None else asdict(played)) | {"flat": flat}
+
+
+def _measured(window: Window, name: str) -> float:
+    """Processor time in yardsticks: how fast the machine was in this window takes no part."""
+    value = float(getattr(window, name))
+    return value / window.yardstick_ms if name in COSTS else value
 
 
 def _slope(windows: list[Window], name: str) -> float:

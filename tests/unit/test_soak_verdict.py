@@ -70,3 +70,16 @@ def test_the_verdict_knows_the_slowest_leak_that_it_can_see() -> None:
 )
 def test_a_silo_that_falls_silent_and_rounds_that_are_skipped_are_no_success(played: Played, flat: bool) -> None:
     assert verdict(windows(), played)["flat"] is flat
+
+
+@pytest.mark.parametrize("slower", [1.0, 1.4])
+def test_a_machine_that_grows_slower_is_not_taken_for_a_round_that_costs_more(slower: float) -> None:
+    """The last half of the windows on a machine that needs so much longer for everything, and then only for our work."""
+    steady = windows()
+
+    def slowed(window: Window, yardstick: float) -> Window:
+        cost = {name: slower * getattr(window, name) for name in ("server_cpu_ms", "silos_cpu_ms")}
+        return replace(window, **cost, yardstick_ms=yardstick)
+
+    assert verdict([*steady[:10], *(slowed(one, slower) for one in steady[10:])], WHOLE)["flat"] is True
+    assert verdict([*steady[:10], *(slowed(one, 1.0) for one in steady[10:])], WHOLE)["flat"] is (slower == 1.0)
