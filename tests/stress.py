@@ -19,7 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-SUITE = ["-n", "2", "--dist", "loadfile", "--ignore", "tests/chaos/test_random_kills.py", "--ignore", "tests/images"]
+LEFT_OUT = ("tests/chaos/test_random_kills.py", "tests/images")
+SUITE = ["-n", "2", "--dist", "loadfile", "--durations", "40", *(f"--ignore={path}" for path in LEFT_OUT)]
 # It ends when its parent does: whoever is adopted by another process has lost its own.
 COUNTING = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    sum(range(1_000_000))\n"
 
