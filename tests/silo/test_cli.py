@@ -42,6 +42,7 @@ from fedrep_runtime.files import write_atomically
 from fedrep_server.config import ServerSettings
 from fedrep_silo.config import SiloSettings, load_silo_settings
 from fedrep_silo.state import StateFolder
+from fedrep_silo.status_file import read_status
 from fedrep_silo.training import in_thread
 from fedrep_trainers.settings import TrainerSettings
 from tests.harness.federation import Federation, StubTrainer
@@ -224,7 +225,7 @@ def test_sigterm_leaves_politely_even_from_a_long_training(tmp_path: Path) -> No
             silo = federation.start_silo_process(0, trainer=endless)
             others = [asyncio.create_task(federation.daemon(number).run()) for number in (1, 2)]
             status = federation.settings(0).state / "status.json"
-            while not status.exists() or json.loads(status.read_text())["phase"] != "training":
+            while not status.exists() or read_status(status)["phase"] != "training":
                 assert silo.process.poll() is None, silo.log.read_text()
                 await asyncio.sleep(0.1)
             silo.process.send_signal(signal.SIGTERM)

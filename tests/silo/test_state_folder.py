@@ -280,7 +280,7 @@ def test_a_status_that_a_full_disk_does_not_take_is_said_and_written_later(
     async def scenario() -> None:
         reports = Reports(settings, nobody, folder, nobody, nobody, "silo-0", nobody)
         with monkeypatch.context() as disk:
-            disk.setattr(Path, "write_text", full)
+            disk.setattr(os, "pwrite", full)
             reports.phase(1, "training")
         reports.phase(2, "training")
         reports.close()

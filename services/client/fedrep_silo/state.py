@@ -38,6 +38,7 @@ from fedrep_silo.change_log import ChangeLog, Record, read_log
 from fedrep_silo.ledgers import LedgerFolder
 from fedrep_silo.memory_files import MemoryFiles
 from fedrep_silo.state_files import change_model, journal_from, journal_notes, model_change, model_from, model_notes
+from fedrep_silo.status_file import read_status, write_status
 from fedrep_trainers.trainer import Trainer
 
 log = structlog.get_logger(__name__)
@@ -336,19 +337,16 @@ class StateFolder:
         )
 
     def save_status(self, status: Mapping[str, Any]) -> None:
-        """For `fedrep client status`. Nothing depends on it: it costs no fsync, and a full disk stops nobody over it."""
-        path = self.folder / "status.json"
-        temporary = self.folder / ".status.json.part"
+        """For `fedrep client status`; a full disk stops nobody over it."""
         try:
-            temporary.write_text(json.dumps(status))
-            temporary.replace(path)
+            write_status(self.folder / "status.json", status)
         except OSError as error:
             log.warning("status_not_written", why=str(error))
 
     def status(self) -> dict[str, Any]:
         """What the daemon wrote last, with what the journal knows for certain."""
         try:
-            shown = dict(parsed((self.folder / "status.json").read_bytes()))
+            shown = read_status(self.folder / "status.json")
         except (OSError, *DAMAGED):
             shown = {"phase": "never started"}
         journal = self.journal()
