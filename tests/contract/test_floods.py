@@ -24,6 +24,7 @@ from fedrep.secagg.shamir import MAX_HOLDERS
 from fedrep.wire import chunks
 from fedrep.wire.v1 import federation_pb2 as pb
 from fedrep_server.calls import expected, limits, servicer
+from fedrep_server.operations.app import WINDOW_BYTES
 from fedrep_server.rounds import presence_notes
 from tests.contract.refusals import changed
 from tests.harness.live_server import SILOS, LiveServer, Stage, connect, refusal, stage, wait_until
@@ -113,7 +114,7 @@ def test_of_a_message_that_is_far_too_long_the_server_takes_a_window_and_not_the
         assert {refusal(each.result) for each in waiting} == {("RESOURCE_EXHAUSTED", None)}
     channel.close()
     server.loop.call_soon_threadsafe(relay.close)
-    assert sum(passed) < 32 * (1 << 18), "of 32 messages of 15 MiB"
+    assert sum(passed) < 32 * 2 * WINDOW_BYTES, "of 32 messages of 15 MiB"
 
 
 def test_a_reveal_out_of_its_phase_is_refused_before_its_shares_are_looked_at(at: Stage) -> None:

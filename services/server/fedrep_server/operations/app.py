@@ -59,7 +59,8 @@ CROWD = [("grpc.server.max_pending_requests", 20_000), ("grpc.server.max_pending
 # Else the window of a fast sender grows to megabytes for each of its streams, and what fits into it is held here, read or not.
 # It is what 20 Mbit/s have under way in a round trip of 100 ms, so that a silo there need not wait for leave to go on. A longer
 # message still comes whole, opened for once its length is known.
-WINDOW = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 18)]
+WINDOW_BYTES = 1 << 18
+WINDOW = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", WINDOW_BYTES)]
 SERVICES = (
     federation_pb2.DESCRIPTOR.services_by_name["FederationService"].full_name,
     observer_pb2.DESCRIPTOR.services_by_name["ObserverService"].full_name,
