@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -133,3 +134,30 @@ def test_a_tended_folder_learns_of_revocations_and_survives_an_authority_that_go
 def test_a_folder_that_knows_no_authority_is_left_alone(authority: CertificateAuthority, tmp_path: Path) -> None:
     issue_credentials(authority, tmp_path / "offline", Identity("offline", Role.SILO, "demo"))
     asyncio.run(asyncio.wait_for(tend_credentials(tmp_path / "offline"), SECONDS))
+
+
+def test_a_renewal_that_meets_a_full_disk_is_tried_again(
+    authority: CertificateAuthority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: list[Any]
+) -> None:
+    folder = tmp_path / "silo"
+
+    async def body(server: AuthorityServer) -> None:
+        before = await enrol(invitation_for(authority, server).token(), folder)
+        renewed: asyncio.Queue[Credentials] = asyncio.Queue()
+        calls: list[Path] = []
+
+        async def full_once(where: Path) -> Credentials:
+            calls.append(where)
+            if len(calls) == 1:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return await renew(where)
+
+        monkeypatch.setattr("fedrep_identity.upkeep.renew", full_once)
+        due = renewal_time(before.certificate)
+        task = asyncio.create_task(keep_renewed(folder, renewed.put, check_every=0.01, now=lambda: due))
+        fresh = await asyncio.wait_for(renewed.get(), SECONDS)
+        task.cancel()
+        assert fresh.certificate.serial_number != before.certificate.serial_number
+
+    with_server(authority, body)
+    assert any(line["event"] == "renewal_failed" and "No space left" in line["problem"] for line in lines)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 import secrets
-from collections.abc import Collection
+import time
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509.oid import NameOID
 
-from fedrep.errors import ConflictError, DecodeError, InvalidInputError, NotFoundError, SettingsError
+from fedrep.errors import ConflictError, DecodeError, InvalidInputError, NotFoundError, RefusedError, SettingsError
 from fedrep_identity.authority_name import AUTHORITY_NAME, OWN_NAME
 from fedrep_identity.certificates import (
     CERTIFICATE_FILE,
@@ -156,8 +157,18 @@ class CertificateAuthority:
         store.update_revocations((self.folder / REVOCATIONS_FILE).read_bytes())
         return store
 
-    def sign(self, request: bytes, identity: Identity, days: float = LEAF_DAYS, hosts: Hosts | None = None) -> bytes:
-        """The PEM chain of a certificate for `identity` and the request's public key; nothing else of it is used."""
+    def sign(
+        self,
+        request: bytes,
+        identity: Identity,
+        days: float = LEAF_DAYS,
+        hosts: Hosts | None = None,
+        enter: Callable[[IssuedCertificate], bool] | None = None,
+    ) -> bytes:
+        """The PEM chain of a certificate for `identity` and the request's public key; nothing else of it is used.
+
+        `enter` puts it into the register, or says that it may no longer be there: then nobody gets to see it.
+        """
         hosts = hosts or Hosts()
         if identity.federation != self.federation:
             raise InvalidInputError(f"This authority signs for {self.federation!r}, not {identity.federation!r}.")
@@ -174,7 +185,7 @@ class CertificateAuthority:
         certificate = leaf_certificate(self.certificate, self._key, public, identity, days, hosts)
         self.check_key_is_free(key_fingerprint(certificate), identity.name)
         self._check_one_role(identity)
-        return self._record(certificate, identity, hosts)
+        return self._record(certificate, identity, hosts, enter)
 
     def check_key_is_free(self, fingerprint: bytes, name: str) -> None:
         """One key under two names would let one silo count twice."""
@@ -201,20 +212,29 @@ class CertificateAuthority:
         now = dt.datetime.now(dt.UTC)
         return {issued.fingerprint for issued in self.register.certificates(name) if issued.status(now) == "valid"}
 
-    def _record(self, certificate: x509.Certificate, identity: Identity, hosts: Hosts) -> bytes:
+    def _record(
+        self,
+        certificate: x509.Certificate,
+        identity: Identity,
+        hosts: Hosts,
+        enter: Callable[[IssuedCertificate], bool] | None = None,
+    ) -> bytes:
         chain = certificate.public_bytes(Encoding.PEM) + self.chain
-        self.register.add_certificate(
-            IssuedCertificate(
-                certificate.serial_number,
-                identity.name,
-                identity.role,
-                key_fingerprint(certificate),
-                hosts,
-                certificate.not_valid_before_utc,
-                certificate.not_valid_after_utc,
-                chain,
-            )
+        issued = IssuedCertificate(
+            certificate.serial_number,
+            identity.name,
+            identity.role,
+            key_fingerprint(certificate),
+            hosts,
+            certificate.not_valid_before_utc,
+            certificate.not_valid_after_utc,
+            chain,
         )
+        if not (enter or self.register.add_certificate)(issued):
+            raise RefusedError(
+                f"{identity.name} was revoked, or got another key, in this moment. Ask the federation's administrators.",
+                reason="NO_LONGER_WELCOME",
+            )
         return chain
 
     def revoke(self, name: str) -> int:
@@ -242,7 +262,7 @@ class CertificateAuthority:
             .issuer_name(self.certificate.subject)
             .last_update(now - BACKDATE)
             .next_update(now + LIST_LIFETIME)
-            .add_extension(x509.CRLNumber(self.register.next_number("crl")), critical=False)
+            .add_extension(x509.CRLNumber(self.register.next_number("crl", time.time_ns() // 10**6)), critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
         )
         for issued in self.register.certificates():

@@ -20,8 +20,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from fedrep.errors import CryptoError, FedrepError
 from fedrep_identity.certificates import CLOCK_SKEW, Credentials, TrustStore
-from fedrep_identity.enrolment_client import UnreachableError, get_revocations, known_revocations, split_address
-from fedrep_identity.folder import FederationAddresses, renewal_time
+from fedrep_identity.enrolment_client import UnreachableError, get_revocations, split_address
+from fedrep_identity.folder import FederationAddresses, known_revocations, renewal_time
 from fedrep_runtime.proxy import open_connection, proxy_for
 from fedrep_runtime.status import reason_of
 from fedrep_runtime.tls import channel_options, client_channel_credentials

@@ -10,10 +10,11 @@ import datetime as dt
 import hashlib
 import hmac
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
-from fedrep.errors import CryptoError, RefusedError
+from fedrep.errors import ConflictError, CryptoError, RefusedError
 from fedrep_identity.authority import LEAF_DAYS, CertificateAuthority, request_fingerprint
 from fedrep_identity.certificates import REVOCATIONS_FILE, PeerCertificate
 from fedrep_identity.invitations import hash_secret
@@ -54,8 +55,15 @@ class EnrolmentDesk:
         for issued in self.authority.register.certificates(invitation.name):
             if issued.fingerprint == fingerprint and issued.revoked_at is None:
                 return issued.chain
+        if self.authority.holders(invitation.name):
+            raise ConflictError(
+                f"Another key holds the name {invitation.name}. If it is not yours, tell the federation's administrators "
+                "at once: they can revoke it, and invite you again.",
+                reason="NAME_IN_USE",
+            )
         identity = Identity(invitation.name, invitation.role, self.authority.federation)
-        chain = self.authority.sign(request, identity, self.days, invitation.hosts)
+        enter = partial(self.authority.register.add_enrolled, invitation_id=invitation.id, now=now)
+        chain = self.authority.sign(request, identity, self.days, invitation.hosts, enter)
         _log.info("enrolled", name=identity.name, role=identity.role.value, fingerprint=fingerprint.hex()[:16])
         return chain
 
@@ -76,7 +84,11 @@ class EnrolmentDesk:
         )
 
     def renew(self, peer: PeerCertificate, request: bytes) -> bytes:
-        """A new certificate for the caller as it is in the register, whatever the request or the old certificate say."""
+        """A new certificate for the caller as it is in the register, whatever the request or the old certificate say.
+
+        A key that was replaced renews nothing any more, or an old backup would be good for ever; it may only ask once more for
+        the key that replaced it, because the answer may have been lost.
+        """
         issued = self.authority.register.certificates(peer.identity.name)
         current = next((entry for entry in reversed(issued) if entry.fingerprint == peer.fingerprint), None)
         if current is None or current.revoked_at is not None or current.role is not peer.identity.role:
@@ -85,7 +97,16 @@ class EnrolmentDesk:
                 "Ask for a new invitation and run fedrep enroll.",
                 reason="CERTIFICATE_REVOKED",
             )
-        chain = self.authority.sign(request, peer.identity, self.days, current.hosts)
+        newest = next(entry for entry in reversed(issued) if entry.revoked_at is None)
+        if newest.fingerprint not in (peer.fingerprint, request_fingerprint(request)):
+            raise RefusedError(
+                f"The key of {peer.identity.name} was replaced by a new one on {newest.not_before:%Y-%m-%d}. If that was you, "
+                "and the new one never came, repeat fedrep renew --new-key in the same folder; if it was not, tell the "
+                "federation's administrators at once.",
+                reason="KEY_REPLACED",
+            )
+        enter = partial(self.authority.register.add_renewed, by=peer.fingerprint)
+        chain = self.authority.sign(request, peer.identity, self.days, current.hosts, enter)
         _log.info("renewed", name=peer.identity.name, role=peer.identity.role.value)
         return chain
 

@@ -18,7 +18,7 @@ from fedrep.wire.v1 import enrolment_pb2 as wire
 from fedrep.wire.v1 import enrolment_pb2_grpc as wire_grpc
 from fedrep_identity.authority import certificate_request
 from fedrep_identity.authority_name import AUTHORITY_NAME
-from fedrep_identity.certificates import NEXT_KEY_FILE, REVOCATIONS_FILE, Credentials, load_chain, to_pem
+from fedrep_identity.certificates import Credentials, load_chain, to_pem
 from fedrep_identity.folder import (
     FederationAddresses,
     check_root,
@@ -29,7 +29,8 @@ from fedrep_identity.folder import (
 )
 from fedrep_identity.invitations import Invitation
 from fedrep_identity.names import Identity
-from fedrep_runtime.files import lock_folder, write_atomically
+from fedrep_identity.revocation_file import keep_revocations
+from fedrep_runtime.files import lock_folder
 from fedrep_runtime.proxy import open_connection
 from fedrep_runtime.status import error_of
 from fedrep_runtime.tls import KeyPair, channel_options, client_channel_credentials
@@ -122,11 +123,12 @@ async def enrol(token: str, folder: Path, *, replace: bool = False, timeout: flo
 
 
 async def renew(folder: Path, *, new_key: bool = False, timeout: float = TIMEOUT) -> Credentials:
-    """A new certificate for the same identity. The key stays unless `new_key`, so pins and manifests stay valid."""
+    """A new certificate for the same identity. The key stays unless `new_key`, so pins and manifests stay valid.
+
+    May be repeated after any failure: a new key that was made and perhaps certified already is asked for again.
+    """
     credentials = Credentials.load(folder)
     address = FederationAddresses.load(folder).certificates
-    if new_key:
-        (folder / NEXT_KEY_FILE).unlink(missing_ok=True)
     request = prepare_request(folder) if new_key else certificate_request(credentials.private_key)
     async with _open_channel(address, credentials.root, credentials.key_pair) as channel:
         answer: wire.RenewResponse = await _call(
@@ -169,7 +171,7 @@ class AuthorityRevocations:
             return None
         self._known = hashlib.sha256(answer.revocations).digest()
         if self._keep is not None:
-            write_atomically(self._keep, answer.revocations, 0o644)
+            keep_revocations(self._keep, answer.revocations, credentials.root)
         return answer.revocations
 
     async def close(self) -> None:
@@ -191,11 +193,6 @@ async def _ask(
     )
     answer: wire.GetRevocationsResponse = await _call(address, call, credentials)
     return answer
-
-
-def known_revocations(folder: Path) -> bytes | None:
-    path = folder / REVOCATIONS_FILE
-    return path.read_bytes() if path.exists() else None
 
 
 def _open_channel(address: str, root: bytes, pair: KeyPair | None) -> grpc.aio.Channel:

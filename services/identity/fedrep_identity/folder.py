@@ -36,6 +36,7 @@ from fedrep_identity.certificates import (
 )
 from fedrep_identity.keyfile import private_key_pem
 from fedrep_identity.names import Identity
+from fedrep_identity.revocation_file import merged_revocations
 from fedrep_runtime.files import sync_folder, write_atomically
 from fedrep_runtime.json_text import parsed
 from fedrep_runtime.tls import KeyPair
@@ -115,8 +116,9 @@ def install(
     expected: Identity | None = None,
 ) -> Credentials:
     """Check a certificate that came back, then put it in place. Whatever fails leaves the folder as it was."""
+    merged = merged_revocations(known_revocations(folder), revocations, root)
     trust = TrustStore(root)
-    trust.update_revocations(revocations)
+    trust.update_revocations(merged)
     peer = trust.verify(chain)
     if expected is not None and peer.identity != expected:
         raise CryptoError(
@@ -135,7 +137,7 @@ def install(
             reason="KEY_MISMATCH",
         )
     write_atomically(folder / ROOT_FILE, root, 0o644)
-    write_atomically(folder / REVOCATIONS_FILE, revocations, 0o644)
+    write_atomically(folder / REVOCATIONS_FILE, merged, 0o644)
     if addresses is not None:
         addresses.save(folder)
     if path == next_key:
@@ -145,6 +147,11 @@ def install(
         write_atomically(folder / CERTIFICATE_FILE, chain, 0o644)
         (folder / NEXT_CERTIFICATE_FILE).unlink(missing_ok=True)  # left by a replacement that was interrupted
     return Credentials.load(folder)
+
+
+def known_revocations(folder: Path) -> bytes:
+    path = folder / REVOCATIONS_FILE
+    return path.read_bytes() if path.exists() else b""
 
 
 def promote(folder: Path) -> None:

@@ -110,10 +110,33 @@ class Register:
         finally:
             connection.close()
 
-    def add_certificate(self, issued: IssuedCertificate) -> None:
+    def add_certificate(self, issued: IssuedCertificate) -> bool:
+        return self._add_certificate(issued, "1", ())
+
+    def add_enrolled(self, issued: IssuedCertificate, invitation_id: str, now: dt.datetime) -> bool:
+        """False if the invitation was withdrawn, or another key came to hold the name, while the certificate was made."""
+        key = issued.fingerprint.hex()
+        return self._add_certificate(
+            issued,
+            "EXISTS (SELECT 1 FROM invitations WHERE id = ? AND void = 0 AND used_by = ?) AND NOT EXISTS "
+            "(SELECT 1 FROM certificates WHERE name = ? AND fingerprint != ? AND revoked_at IS NULL AND not_after > ?)",
+            (invitation_id, key, issued.name, key, now.isoformat()),
+        )
+
+    def add_renewed(self, issued: IssuedCertificate, by: bytes) -> bool:
+        """False if the key `by` was revoked or replaced, before or while the certificate was made."""
+        return self._add_certificate(
+            issued,
+            "EXISTS (SELECT 1 FROM certificates WHERE name = ? AND fingerprint = ? AND revoked_at IS NULL) AND "
+            "(SELECT fingerprint FROM certificates WHERE name = ? AND revoked_at IS NULL ORDER BY rowid DESC LIMIT 1) IN (?, ?)",
+            (issued.name, by.hex(), issued.name, by.hex(), issued.fingerprint.hex()),
+        )
+
+    def _add_certificate(self, issued: IssuedCertificate, condition: str, arguments: tuple[str, ...]) -> bool:
+        """One statement: nothing that another process does comes between the condition and the entry."""
         with self._connection() as connection:
-            connection.execute(
-                "INSERT INTO certificates VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL)",
+            cursor = connection.execute(
+                f"INSERT INTO certificates SELECT ?, ?, ?, ?, ?, ?, ?, ?, NULL WHERE {condition}",
                 (
                     f"{issued.serial:x}",
                     issued.name,
@@ -123,8 +146,10 @@ class Register:
                     issued.not_before.isoformat(),
                     issued.not_after.isoformat(),
                     issued.chain,
+                    *arguments,
                 ),
             )
+            return cursor.rowcount == 1
 
     def certificates(self, name: str | None = None) -> list[IssuedCertificate]:
         """Oldest first."""
@@ -161,7 +186,9 @@ class Register:
             return cursor.rowcount
 
     def add_invitation(self, invitation: StoredInvitation) -> None:
+        """The newest of a name is the only one: whoever finds an older, unused one must not get in beside its owner."""
         with self._connection() as connection:
+            connection.execute("UPDATE invitations SET void = 1 WHERE name = ? AND used_by IS NULL", (invitation.name,))
             connection.execute(
                 "INSERT INTO invitations (id, secret_hash, name, role, hosts, created_at, expires_at) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -212,17 +239,20 @@ class Register:
             return cursor.rowcount == 1
 
     def count_failure(self, invitation_id: str, limit: int) -> None:
-        """A wrong secret; at `limit` the invitation is void."""
+        """A wrong secret; at `limit` the invitation is void. One that was withdrawn stays so."""
         with self._connection() as connection:
             connection.execute(
-                "UPDATE invitations SET failures = failures + 1, void = (failures + 1 >= ?) WHERE id = ? AND used_by IS NULL",
+                "UPDATE invitations SET failures = failures + 1, void = (void OR failures + 1 >= ?) "
+                "WHERE id = ? AND used_by IS NULL",
                 (limit, invitation_id),
             )
 
-    def next_number(self, counter: str) -> int:
+    def next_number(self, counter: str, at_least: int) -> int:
+        """Higher than every one before, and than those of a register that was lost, if `at_least` grows with time."""
         with self._connection() as connection:
             row = connection.execute(
-                "INSERT INTO counters VALUES (?, 1) ON CONFLICT (name) DO UPDATE SET value = value + 1 RETURNING value",
-                (counter,),
+                "INSERT INTO counters VALUES (?1, ?2) "
+                "ON CONFLICT (name) DO UPDATE SET value = max(value + 1, ?2) RETURNING value",
+                (counter, at_least),
             ).fetchone()
             return int(row[0])

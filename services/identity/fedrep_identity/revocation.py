@@ -63,10 +63,10 @@ class Revocations:
 def parse_revocations(bundle: bytes, authorities: Iterable[x509.Certificate]) -> list[RevocationList]:
     """Every list in a PEM bundle, each checked against the authority that it names."""
     by_name = {certificate.subject.public_bytes(): certificate for certificate in authorities}
-    return [_checked(block, by_name) for block in _pem_blocks(bundle)]
+    return [_checked(block, by_name) for block in pem_blocks(bundle)]
 
 
-def _pem_blocks(bundle: bytes) -> list[bytes]:
+def pem_blocks(bundle: bytes) -> list[bytes]:
     return [_PEM_CRL + rest for rest in bundle.split(_PEM_CRL)[1:]]
 
 

@@ -52,10 +52,11 @@ async def keep_renewed(
         if now() >= renewal_time(certificate):
             try:
                 fresh = await renew(folder)
-            except FedrepError as error:
+            except (FedrepError, OSError) as error:
                 left = certificate.not_valid_after_utc - now()
                 hours = round(left.total_seconds() / 3600, 1)
-                _log.warning("renewal_failed", problem=str(error), reason=error.reason, hours_left=hours)
+                reason = getattr(error, "reason", type(error).__name__)
+                _log.warning("renewal_failed", problem=str(error), reason=reason, hours_left=hours)
             else:
                 if on_renewed is not None:
                     await on_renewed(fresh)
