@@ -34,7 +34,7 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
     403: {"model": schema.Problem, "description": "The signed-in role may not do this, or the CSRF token is missing."},
     404: {"model": schema.Problem, "description": "There is no such run, round or silo."},
     409: {"model": schema.Problem, "description": "The run is not in a state that allows this."},
-    413: {"model": schema.Problem, "description": "The model file is larger than this dashboard takes."},
+    413: {"model": schema.Problem, "description": "The model file, or the request, is larger than this dashboard takes."},
     422: {"model": schema.Problem, "description": "A parameter is out of its range."},
     502: {"model": schema.Problem, "description": "The federation server answered with an error."},
     503: {"model": schema.Problem, "description": "The federation server cannot be reached."},

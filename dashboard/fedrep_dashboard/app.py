@@ -23,6 +23,8 @@ from fedrep_dashboard.connection import Connection, connection_from
 from fedrep_dashboard.feed import Feeds
 from fedrep_dashboard.metrics import CountRequests, Metrics
 from fedrep_dashboard.observer import Observer, ServerRefusedError, background
+from fedrep_dashboard.request_bodies import REASON as TOO_LARGE
+from fedrep_dashboard.request_bodies import LimitBodies
 from fedrep_dashboard.security import SecurityHeaders
 from fedrep_dashboard.settings import DashboardSettings
 
@@ -84,6 +86,7 @@ def create_app(settings: DashboardSettings, connection: Connection | None = None
     _add_errors(app)
     _add_pages(app)
     app.add_middleware(GZipMiddleware, minimum_size=2048)
+    app.add_middleware(LimitBodies, streaming=frozenset({uploads.ADDRESS}))
     app.add_middleware(CountRequests, metrics=app.state.metrics)
     app.add_middleware(SecurityHeaders, https=settings.web_certificate is not None)
     return app
@@ -122,7 +125,8 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(HTTPException)
     def http(request: Request, error: HTTPException) -> JSONResponse:
         detail = "There is nothing at this address." if error.status_code == 404 else str(error.detail)
-        result = answer(error.status_code, "HTTP", detail)
+        result = answer(error.status_code, TOO_LARGE if error.status_code == 413 else "HTTP", detail)
+        result.headers.update(error.headers or {})
         if error.status_code == 405:
             result.headers["Allow"] = ", ".join(sorted(_methods(app, request)))
         return result

@@ -31,7 +31,9 @@ MEGABYTE = 1_000_000
 FLAT = ".npy"
 
 log = structlog.get_logger()
+ROUTE = "/models"
 router = APIRouter(prefix="/api/v1", tags=["actions"], responses=PROBLEMS)
+ADDRESS = f"{router.prefix}{ROUTE}"
 
 
 class TooLargeError(InvalidInputError):
@@ -120,7 +122,7 @@ class UploadedModel(schema.Shape):
 
 
 @router.post(
-    "/models",
+    ROUTE,
     openapi_extra={
         "requestBody": {
             "required": True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from fedrep_cli.dashboard import with_tokens
 from fedrep_cli.main import main
 from fedrep_dashboard.app import create_app
 from fedrep_dashboard.connection import connection_from
+from fedrep_dashboard.request_bodies import LARGEST_BODY
 from fedrep_dashboard.security import CONTENT_SECURITY_POLICY
 from fedrep_dashboard.settings import DashboardSettings
 from fedrep_identity.authority import CertificateAuthority, issue_credentials
@@ -158,6 +160,41 @@ def test_a_proxys_user_needs_the_csrf_token_too() -> None:
     client = browser(proxy=proxy, peer="10.1.2.3")
     answer = client.post("/api/v1/runs/digits/stop", json={}, headers={"X-Forwarded-User": "alice"})
     assert answer.json()["reason"] == "CSRF"
+
+
+@pytest.mark.parametrize("path", ["session", "runs", "runs/digits/pause", "runs/digits/amend", "nowhere"])
+@pytest.mark.parametrize("announced", [True, False])
+def test_a_stranger_cannot_fill_the_memory_with_a_request(path: str, announced: bool) -> None:
+    taken = 0
+
+    async def pieces() -> AsyncIterator[bytes]:
+        nonlocal taken
+        for _ in range(64):
+            taken += 65536
+            yield b" " * 65536
+
+    headers = {"Content-Type": "application/json"} | ({"Content-Length": str(64 * 65536)} if announced else {})
+    answer = browser().post(f"/api/v1/{path}", content=pieces(), headers=headers)
+    assert taken <= (0 if announced else LARGEST_BODY + 65536)
+    if announced or path != "nowhere":
+        assert (answer.status_code, answer.json()["reason"]) == (413, "TOO_LARGE")
+        assert "256 KiB" in answer.json()["detail"]
+
+
+def test_the_largest_list_of_silos_is_no_too_large_request() -> None:
+    names = [f"{number:063}" for number in range(2000)]
+    body = {"add": names[:1000], "remove": names[1000:]}
+    answer = browser().post("/api/v1/runs/digits/amend", json=body, headers={"Authorization": f"Bearer {VIEWER}"})
+    assert answer.json()["reason"] == "NOT_ALLOWED", "asked who it is, that is"
+
+
+def test_a_stranger_uploads_no_byte_of_a_model() -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        raise AssertionError("the body was read before anybody asked who sends it")
+        yield b""
+
+    answer = browser().post("/api/v1/models", params={"name": "init.safetensors"}, content=pieces())
+    assert answer.json()["reason"] == "NOT_SIGNED_IN"
 
 
 def test_a_changed_token_ends_old_sessions_even_with_a_shared_session_secret() -> None:
