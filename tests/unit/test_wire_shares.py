@@ -14,13 +14,13 @@ RATE, DELAY = 1e6, 0.05
 def test_a_message_that_flows_takes_what_the_wire_needs() -> None:
     pieces = [Piece("up", 1.0, 1.10, 50_000), Piece("up", 1.01, 1.15, 50_000)]
     needed, took = wire_shares([Transfer("Submit", 1.0, 100_000, 9.0, 10)], pieces, DELAY, RATE)["Submit, up"]
-    assert (needed, took) == (pytest.approx(0.15), pytest.approx(0.15))
+    assert (needed, took) == pytest.approx((0.15, 0.15))
 
 
 def test_waiting_for_a_window_is_not_the_wires_time() -> None:
     pieces = [Piece("up", 1.0, 1.10, 50_000), Piece("up", 1.20, 1.30, 50_000)]
     needed, took = wire_shares([Transfer("Submit", 1.0, 100_000, 9.0, 10)], pieces, DELAY, RATE)["Submit, up"]
-    assert (needed, took) == (pytest.approx(0.15), pytest.approx(0.30))
+    assert (needed, took) == pytest.approx((0.15, 0.30))
 
 
 def test_an_answer_is_looked_at_from_its_end_and_with_its_decoding() -> None:
