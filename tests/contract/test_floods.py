@@ -23,10 +23,13 @@ from fedrep.secagg.pairs import MAC_BYTES
 from fedrep.secagg.shamir import MAX_HOLDERS
 from fedrep.wire import chunks
 from fedrep.wire.v1 import federation_pb2 as pb
-from fedrep_server.calls import expected, limits, servicer
+from fedrep.wire.v1 import observer_pb2
+from fedrep.wire.v1.observer_pb2_grpc import ObserverServiceStub
+from fedrep_server.calls import expected, export, limits, model_shelf, observer, servicer
 from fedrep_server.operations.app import WINDOW_BYTES
 from fedrep_server.rounds import presence_notes
 from tests.contract.refusals import changed
+from tests.harness import live_server
 from tests.harness.live_server import SILOS, LiveServer, Stage, connect, refusal, stage, wait_until
 from tests.harness.mini_silo import SECONDS, streamed
 from tests.harness.people import People
@@ -259,6 +262,54 @@ def test_the_server_counts_calls(people: People, tmp_path: Path) -> None:
         call = raw(server, "Leave")
         codes = {refusal(lambda: call(pb.LeaveRequest().SerializeToString(), timeout=SECONDS)) for _ in range(4)}
         assert codes == {("NOT_FOUND", "UNKNOWN_RUN"), ("RESOURCE_EXHAUSTED", "TOO_MANY_CALLS")}
+
+
+def test_a_silo_has_one_download_at_a_time_and_all_downloads_share_one_copy(
+    people: People, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody reads on: whatever is held for a download stays held. The copies on the shelf are gone at once."""
+    made: list[int] = []
+    model_file = export.model_file
+
+    def counted(*given: Any) -> bytes:
+        data = model_file(*given)
+        made.append(len(data))
+        return data
+
+    monkeypatch.setattr(observer, "model_file", counted)
+    monkeypatch.setattr(model_shelf, "HELD_SECONDS", 0.0)
+    monkeypatch.setattr(live_server, "PARAMETERS", 4_000_000)
+    with LiveServer(people, tmp_path) as server:
+        for name in ("one", "other"):
+            server.create_run(name)
+
+        def opened(caller: str, run: str) -> Any:
+            stub: Any = ObserverServiceStub(server.channel(caller))  # type: ignore[no-untyped-call]
+            stream = stub.DownloadModel(observer_pb2.DownloadModelRequest(name=run), timeout=SECONDS)
+            next(stream)
+            return stream
+
+        held = [opened("silo-a", "one") for _ in range(5)]
+        wait_until(lambda: len(server.running.gate._open) == 1)
+        held += [opened(caller, "one") for caller in ("silo-b", "evaluator", "viewer", "viewer")]
+        wait_until(lambda: len(server.running.gate._open) == 5)
+        assert len(made) == 1
+        held.append(opened("silo-a", "other"))
+        wait_until(lambda: len(server.running.gate._open) == 5)
+        for stream in held:
+            stream.cancel()
+
+
+def test_the_server_counts_the_downloads_of_silos_and_evaluators(people: People, tmp_path: Path) -> None:
+    """The certificate of a viewer may be that of a dashboard, with many people behind it."""
+    with LiveServer(people, tmp_path, calls_per_second=0.2) as server:
+        codes = {}
+        for name in ("silo-a", "evaluator", "viewer"):
+            stub: Any = ObserverServiceStub(server.channel(name))  # type: ignore[no-untyped-call]
+            request = observer_pb2.DownloadModelRequest(name="unknown")
+            codes[name] = {refusal(lambda: list(stub.DownloadModel(request, timeout=SECONDS)))[1] for _ in range(4)}  # noqa: B023
+        counted = {"UNKNOWN_RUN", "TOO_MANY_CALLS"}
+        assert codes == {"silo-a": counted, "evaluator": counted, "viewer": {"UNKNOWN_RUN"}}
 
 
 def test_a_silo_that_calls_too_often_hears_so_a_little_later(

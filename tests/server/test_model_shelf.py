@@ -82,7 +82,7 @@ def test_a_load_that_all_have_left_reaches_the_shelf() -> None:
         coordinator.go_on.set()
         while not shelf._held:
             await asyncio.sleep(0)
-        assert (await shelf.model(DRIVER, 3)).model.version == 3
+        assert (await shelf.model(DRIVER, 3)).version == 3
         assert coordinator.begun == [3]
 
     played(scenario())
@@ -95,7 +95,7 @@ def test_versions_asked_for_in_turn_are_loaded_one_at_a_time_and_only_if_somebod
         await asked_and_gone(shelf, *range(8))
         last = asyncio.create_task(shelf.model(DRIVER, 8))
         coordinator.go_on.set()
-        assert (await last).model.version == 8
+        assert (await last).version == 8
         assert (coordinator.begun, coordinator.most_at_once) == ([0, 8], 1)
 
     played(scenario())

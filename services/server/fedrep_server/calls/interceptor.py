@@ -25,7 +25,7 @@ from fedrep_identity.revocation import Revocations
 from fedrep_runtime.status import LONGEST_TEXT, abort_with
 from fedrep_server.calls.limits import TOO_MANY_CALLS, Turnstile, check_message
 from fedrep_server.calls.meter import CallListener, FinishedCall
-from fedrep_server.calls.permissions import FEDERATION, PERMISSIONS, PUBLIC_SERVICES
+from fedrep_server.calls.permissions import FOLLOWERS, PERMISSIONS, PUBLIC_SERVICES
 from fedrep_server.calls.versions import refusal
 
 log = structlog.get_logger(__name__)
@@ -64,13 +64,13 @@ def concerns_run(name: str, round_number: int = 0) -> None:
         notes.run, notes.round = name, round_number
 
 
-def only_one_of_its_kind() -> None:
+def only_one_of_its_kind(*, whichever_run: bool = False) -> None:
     """Called once the run is known: an older call of the same method, silo and run ends here, with all that it holds.
 
     The newest wins, because a silo whose line broke calls again before the server has noticed.
     """
     notes = _notes.get()
-    notes.call.replace_older(notes.run)
+    notes.call.replace_older("" if whichever_run else notes.run)
 
 
 class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
@@ -291,7 +291,7 @@ class _Call:
         self._notes = CallNotes(self._gate.admit(self._context, self._roles), self)
         _notes.set(self._notes)
         self._task = asyncio.current_task()
-        if self._method.startswith(FEDERATION):
+        if self.peer.identity.role in FOLLOWERS:  # of whichever service: an admin's and a viewer's calls are many people's
             self._gate.turnstile.enter(self.peer.identity.name, self._started)
             self._counted = True
         self._gate.opened(self)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -17,10 +16,13 @@ from fedrep.wire.v1 import observer_pb2_grpc
 from fedrep_identity.certificates import Role
 from fedrep_server.calls import views
 from fedrep_server.calls.export import check_layout, model_file
-from fedrep_server.calls.interceptor import caller, concerns_run
+from fedrep_server.calls.interceptor import caller, concerns_run, only_one_of_its_kind
+from fedrep_server.calls.model_shelf import ModelShelf
+from fedrep_server.calls.permissions import FOLLOWERS
 from fedrep_server.calls.servicer import collect_large, header_of, may_know
 from fedrep_server.calls.tags import checked_tags
 from fedrep_server.rounds.coordinator import Coordinator
+from fedrep_server.rounds.model_store import StoredModel
 from fedrep_server.rounds.records import FLOAT_BYTES
 from fedrep_server.rounds.run_driver import RunDriver
 
@@ -31,10 +33,15 @@ HEARTBEAT_SECONDS = 15.0
 LARGEST_MODEL_BYTES = 16 * 2**30
 
 
+def _as_file(model: StoredModel, driver: RunDriver, last_round: int | None) -> memoryview:
+    return memoryview(model_file(model, driver.records.options.layout, driver.manifest, last_round))
+
+
 class ObserverServicer(observer_pb2_grpc.ObserverServiceServicer):
     def __init__(self, coordinator: Coordinator) -> None:
         self._coordinator = coordinator
         self._store = coordinator.store
+        self._files = ModelShelf(coordinator, _as_file)
 
     async def ListRuns(self, request: pb.ListRunsRequest, context: Context) -> pb.ListRunsResponse:
         newest_first = reversed(self._coordinator.drivers)
@@ -165,15 +172,15 @@ class ObserverServicer(observer_pb2_grpc.ObserverServiceServicer):
         driver = self._run(request.name)
         if caller().identity.role is Role.SILO:
             driver.machine.check_allowed(caller().identity.name)
+        if caller().identity.role in FOLLOWERS:  # behind a viewer's certificate is a dashboard with many people
+            only_one_of_its_kind(whichever_run=True)
         version = await self._wanted_version(driver, request)
-        stored = await self._coordinator.model(driver, version)
         latest = driver.last_round if version == driver.model.state.version else None
-        data = await asyncio.to_thread(model_file, stored, driver.records.options.layout, driver.manifest, latest)
-        yield pb.DownloadModelResponse(
-            header=pb.DownloadHeader(version=version, size=len(data), sha256=hashlib.sha256(data).digest())
-        )
-        for chunk in cut_into_chunks(data):
+        file = await self._files.model(driver, version, latest)
+        yield pb.DownloadModelResponse(header=pb.DownloadHeader(version=version, size=len(file.data), sha256=file.sha256))
+        for chunk in cut_into_chunks(file.data):
             yield pb.DownloadModelResponse(chunk=chunk)
+        self._files.fetched(driver, version, latest)
 
     async def _wanted_version(self, driver: RunDriver, request: pb.DownloadModelRequest) -> int:
         if request.HasField("version"):

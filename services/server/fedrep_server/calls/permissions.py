@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedrep_identity.certificates import Role
 
 _READERS = frozenset({Role.VIEWER, Role.ADMIN})
-_FOLLOWERS = frozenset({Role.SILO, Role.EVALUATOR})
+FOLLOWERS = frozenset({Role.SILO, Role.EVALUATOR})
 _SILO = frozenset({Role.SILO})
 _ADMIN = frozenset({Role.ADMIN})
 
@@ -13,9 +13,9 @@ FEDERATION = "/fedrep.wire.v1.FederationService/"
 OBSERVER = "/fedrep.wire.v1.ObserverService/"
 
 PERMISSIONS: dict[str, frozenset[Role]] = {
-    FEDERATION + "Join": _FOLLOWERS,
-    FEDERATION + "FindRuns": _FOLLOWERS,
-    FEDERATION + "GetModel": _FOLLOWERS,
+    FEDERATION + "Join": FOLLOWERS,
+    FEDERATION + "FindRuns": FOLLOWERS,
+    FEDERATION + "GetModel": FOLLOWERS,
     FEDERATION + "GetCertificates": _SILO,
     FEDERATION + "ProposeCoordinates": _SILO,
     FEDERATION + "Abstain": _SILO,
@@ -24,11 +24,11 @@ PERMISSIONS: dict[str, frozenset[Role]] = {
     FEDERATION + "GetSurvivors": _SILO,
     FEDERATION + "ConfirmSurvivors": _SILO,
     FEDERATION + "RevealShares": _SILO,
-    FEDERATION + "GetUpdate": _FOLLOWERS,
-    FEDERATION + "ReportMetrics": _FOLLOWERS,
-    FEDERATION + "Leave": _FOLLOWERS,
+    FEDERATION + "GetUpdate": FOLLOWERS,
+    FEDERATION + "ReportMetrics": FOLLOWERS,
+    FEDERATION + "Leave": FOLLOWERS,
     FEDERATION + "Attend": _SILO,
-    FEDERATION + "Play": _FOLLOWERS,
+    FEDERATION + "Play": FOLLOWERS,
     OBSERVER + "ListRuns": _READERS,
     OBSERVER + "GetRun": _READERS,
     OBSERVER + "ListRounds": _READERS,
@@ -43,7 +43,7 @@ PERMISSIONS: dict[str, frozenset[Role]] = {
     OBSERVER + "AmendRun": _ADMIN,
     OBSERVER + "TagRun": _ADMIN,
     OBSERVER + "DeleteRun": _ADMIN,
-    OBSERVER + "DownloadModel": _READERS | _FOLLOWERS,
+    OBSERVER + "DownloadModel": _READERS | FOLLOWERS,
 }
 
 # Anyone with a certificate of the federation may ask whether the server is well and what it offers.

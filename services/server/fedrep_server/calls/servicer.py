@@ -84,15 +84,15 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         driver = self._run(request.run)
         only_one_of_its_kind()
         shelved = await self._shelf.model(driver, request.version)
-        stored, data = shelved.model, shelved.data
+        data = shelved.data
         if request.offset > len(data):
             raise InvalidInputError(f"the model has {len(data)} bytes; none is left from {request.offset} on")
         wanted = data[request.offset :][: request.length or None]
         header = pb.ModelHeader(
-            version=stored.version,
-            parameters=stored.vector.size,
-            model_hash=stored.hash,
-            chain=stored.chain,
+            version=shelved.version,
+            parameters=shelved.parameters,
+            model_hash=shelved.hash,
+            chain=shelved.chain,
             sha256=shelved.sha256,
         )
         yield pb.GetModelResponse(header=header)
