@@ -225,6 +225,26 @@ def test_a_waiting_call_ends_when_its_certificate_does_though_no_revocation_list
     assert guarded.waiting("expiry") == 0
 
 
+def test_a_stream_ends_when_the_list_that_is_required_is_too_old_as_a_new_call_does(people: People, tmp_path: Path) -> None:
+    shutil.copytree(people.folder / "server", tmp_path / "server")
+    shutil.copy(people.authority.folder / REVOCATIONS_FILE, tmp_path / "server" / REVOCATIONS_FILE)
+    people.issue("patient", Role.VIEWER, days=300)
+    with LiveServer(people, tmp_path / "data", credentials=tmp_path / "server", require_revocations=True) as live:
+        live.create_run("stale")
+        stub: Any = ObserverServiceStub(live.channel("patient"))  # type: ignore[no-untyped-call]
+        watching = stub.WatchRun(observer_pb2.WatchRunRequest(name="stale"), timeout=SECONDS)
+        next(watching)
+        gate = live.running.gate
+        (known,) = gate.trust.revoked.lists.values()
+        gate.now = lambda: known.next_update.timestamp() - 1
+        live.ask(sweep(gate))
+        assert stub.GetRun(observer_pb2.GetRunRequest(name="stale"), timeout=SECONDS).summary.name == "stale"
+        gate.now = lambda: known.next_update.timestamp() + 1
+        assert refusal(lambda: list(watching)) == ("UNAUTHENTICATED", "NO_REVOCATION_LIST")
+        call = observer_pb2.GetRunRequest(name="stale")
+        assert refusal(lambda: stub.GetRun(call, timeout=SECONDS)) == ("UNAUTHENTICATED", "NO_REVOCATION_LIST")
+
+
 def test_a_new_server_certificate_in_the_middle_of_a_run_loses_no_round(guarded: LiveServer) -> None:
     """New key, new certificate: old connections go on, new ones see it, and rounds are signed with it from then on."""
     guarded.create_run("rotation")

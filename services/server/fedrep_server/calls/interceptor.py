@@ -1,7 +1,7 @@
 """One gate for every RPC: who calls, may they, how much of it, how many bytes pass, and every error as a status with a reason.
 
 Whoever asks for more than a caller's share is refused before anything is decoded. A call that stays open is looked at once a
-second: it is cut when its caller's certificate was revoked or has expired.
+second: it is cut when its caller's certificate was revoked or has expired, or when a revocation list that is needed is too old.
 """
 
 from __future__ import annotations
@@ -73,6 +73,14 @@ def only_one_of_its_kind(*, whichever_run: bool = False) -> None:
     notes.call.replace_older("" if whichever_run else notes.run)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Lists:
+    """The revocation lists that certificates were judged by, and how many of them had become too old by then."""
+
+    revoked: Revocations
+    too_old: int
+
+
 class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     def __init__(self, trust: TrustStore, meter: CallListener, turnstile: Turnstile) -> None:
         self.trust = trust
@@ -80,25 +88,35 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         self.turnstile = turnstile
         self.now: Callable[[], float] = time.time
         self.alone: dict[tuple[str, str, str], _Call] = {}
-        self._known: dict[object, tuple[PeerCertificate, Revocations, float]] = {}
+        self._known: dict[object, tuple[PeerCertificate, _Lists, float]] = {}
         self._handlers: dict[str, Handler] = {}
         self._open: set[_Call] = set()
-        self._swept: Revocations | None = None
+        self._lists = _Lists(trust.revoked, 0)
+        self._swept: _Lists | None = None
         self._sweeping = False
 
     def admit(self, context: Context, roles: tuple[Role, ...]) -> PeerCertificate:
-        """The caller's certificate. A judgement stands for a minute, unless a new revocation list or the expiry comes first."""
+        """The caller's certificate. A judgement stands for a minute, unless a list comes or grows too old, or it expires."""
         presented = Presented(context.auth_context())
         key = (presented.shown, roles)
         known = self._known.get(key)
         now = self.now()
-        if known is not None and known[1] is self.trust.revoked and now < known[2]:
+        lists = self._lists_at(now)
+        if known is not None and known[1] is lists and now < known[2]:
             return known[0]
         peer = peer_certificate(presented, self.trust, roles, _moment(now))
         if len(self._known) >= MOST_JUDGEMENTS:
             self._known.clear()
-        self._known[key] = (peer, self.trust.revoked, min(now + JUDGED_SECONDS, peer.not_after.timestamp()))
+        self._known[key] = (peer, lists, min(now + JUDGED_SECONDS, peer.not_after.timestamp()))
         return peer
+
+    def _lists_at(self, now: float) -> _Lists:
+        """Another object when a list has come or one more is too old: then every judgement is made anew."""
+        revoked, moment = self.trust.revoked, _moment(now)
+        too_old = sum(moment > known.next_update for known in revoked.lists.values())
+        if self._lists.revoked is not revoked or self._lists.too_old != too_old:
+            self._lists = _Lists(revoked, too_old)
+        return self._lists
 
     async def hold(self) -> None:
         """Whoever calls too often hears so a little later: an answer at once would only be followed by the next call."""
@@ -120,19 +138,20 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             asyncio.get_running_loop().call_later(SWEEP_SECONDS, self._sweep_again)
 
     def sweep(self) -> None:
-        """Cuts the calls of everyone who is no longer welcome. Without a new list only those that expire are looked at."""
-        revoked, now = self.trust.revoked, self.now()
+        """Cuts the calls of everyone who is no longer welcome. While the lists stand only those that expire are looked at."""
+        now = self.now()
+        lists = self._lists_at(now)
         judged: dict[bytes, FedrepError | None] = {}
         for call in list(self._open):
             peer = call.peer
-            if revoked is self._swept and now < peer.not_after.timestamp():
+            if lists is self._swept and now < peer.not_after.timestamp():
                 continue
             if peer.chain not in judged:
                 judged[peer.chain] = self._unwelcome(peer.chain, now)
             unwelcome = judged[peer.chain]
             if unwelcome is not None:
                 call.cut(unwelcome)
-        self._swept = revoked
+        self._swept = lists
 
     def _unwelcome(self, chain: bytes, now: float) -> CryptoError | None:
         try:
