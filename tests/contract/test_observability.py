@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 import threading
 import time
 import urllib.request
@@ -13,6 +15,7 @@ from typing import Any
 
 import grpc
 import pytest
+import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -22,6 +25,7 @@ from fedrep.protocol.manifests import SiloName
 from fedrep.protocol.run_events import GraceOver, LineLost
 from fedrep.wire.v1 import federation_pb2 as pb
 from fedrep.wire.v1.federation_pb2_grpc import FederationServiceStub
+from fedrep_runtime.logging import configure_logging
 from fedrep_runtime.run_config import StopConfig
 from fedrep_server.operations import alerts
 from fedrep_server.operations.telemetry import Telemetry
@@ -44,7 +48,7 @@ class Receiver(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
         type(self).got.append(json.loads(body))
-        self.send_response(204)
+        self.send_response(403 if "wrong" in self.path else 204)
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
@@ -98,6 +102,32 @@ def test_alerts_are_events_and_reach_the_webhook_once(
         assert "silo-d does not answer: the certificate it last came with expired on" in missing["text"]
         events = [s.event for s in live.running.coordinator.store.events("watched", 0, 1000) if s.event.severity == "alert"]
         assert {event.kind for event in events} == set(found)
+
+
+def test_of_the_webhooks_address_the_log_has_the_host_alone(
+    webhook: tuple[str, list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever knows the rest may post there."""
+    url, got = webhook
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", list(root.handlers))
+    level = root.level
+    configured = structlog.get_config()
+    try:
+        configure_logging("server", json=True, level="DEBUG")
+        asyncio.run(alerts._posted(f"{url}/T0PS3CRET", {"run": "a"}))
+        asyncio.run(alerts._posted(f"{url}/wrong-T0PS3CRET", {"run": "b"}))
+        asyncio.run(alerts._posted(f"http://user:T0PS3CRET@127.0.0.1:1/T0PS3CRET?{url}", {"run": "c"}))
+    finally:
+        root.setLevel(level)
+        structlog.configure(**configured)
+    said = capsys.readouterr().err
+    assert [each["run"] for each in got] == ["a", "b"]
+    assert "T0PS3CRET" not in said
+    assert "/alerts" not in said
+    failed = [line for line in map(json.loads, said.splitlines()) if line["event"] == "webhook_failed"]
+    assert [line["host"] for line in failed] == ["127.0.0.1", "127.0.0.1"]
+    assert failed[0]["problem"] == "the answer was 403"
 
 
 def test_a_silo_that_says_it_is_above_the_runs_limit_raises_an_alert_and_is_in_the_metrics(

@@ -61,6 +61,8 @@ def configure_logging(service: str, json: bool | None = None, level: str = "INFO
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     logging.getLogger("alembic.runtime.plugins").setLevel(logging.WARNING)  # one line for each, in every command
+    for name in ("httpx", "httpcore"):  # a line for each request with its URL, which of a webhook is a secret
+        logging.getLogger(name).setLevel(logging.WARNING)
     logging.getLogger("alembic.runtime.migration").addFilter(_tells_of_a_change)
 
 

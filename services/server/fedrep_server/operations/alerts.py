@@ -150,12 +150,16 @@ def _expired(ends: float | None) -> str:
 
 
 async def _posted(url: str, body: dict[str, object]) -> bool:
+    """The URL of a webhook is its password: of it the log has the host alone."""
     import httpx  # here, because it brings half a second of imports that few servers need
 
     try:
         async with httpx.AsyncClient(timeout=WEBHOOK_SECONDS) as client:
             (await client.post(url, json=body)).raise_for_status()
     except httpx.HTTPError as error:
-        log.warning("webhook_failed", url=url, problem=str(error))
+        problem = str(error)
+        if isinstance(error, httpx.HTTPStatusError):  # whose own sentence has the URL
+            problem = f"the answer was {error.response.status_code}"
+        log.warning("webhook_failed", host=httpx.URL(url).host, problem=problem)
         return False
     return True
