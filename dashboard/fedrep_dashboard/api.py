@@ -87,11 +87,12 @@ def sign_in(request: Request, response: Response, body: schema.SignIn) -> schema
 
 @session_router.delete("/session", status_code=204)
 def sign_out(request: Request, response: Response) -> None:
+    """End the session: copies of its cookie count no longer."""
     gate: Gate = request.app.state.gate
     found = gate.identify(request)
     if found is not None:
         gate.require_own_page(request, found)
-    gate.sign_out(response)
+    gate.sign_out(request, response)
 
 
 def describe(found: Principal, connection: Connection) -> schema.Session:

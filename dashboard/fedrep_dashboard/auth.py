@@ -13,12 +13,13 @@ import json
 import secrets
 import time
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from fastapi import Request, Response
 
 from fedrep.errors import FedrepError
 from fedrep_dashboard.settings import DashboardSettings
+from fedrep_dashboard.signed_out import SignedOut
 
 Role = Literal["admin", "viewer"]
 CSRF_HEADER = "X-CSRF-Token"
@@ -56,8 +57,10 @@ class Gate:
         self._tokens = [(role, _digest(token)) for role, token in pairs if token is not None]
         given = settings.session_secret
         secret = given.get_secret_value().encode() if given is not None else secrets.token_bytes(32)
-        # A changed token ends the sessions made with the old one.
-        self._key = hmac.new(secret, b"".join(known for _, known in self._tokens), hashlib.sha256).digest()
+        # A changed token, or one that gives another role now, ends the sessions made before, at every replica.
+        given_roles = b"".join(role.encode() + b"=" + known for role, known in self._tokens)
+        self._key = hmac.new(secret, given_roles, hashlib.sha256).digest()
+        self._signed_out = SignedOut()
 
     def role_of_token(self, token: str) -> Role | None:
         """Every known token is compared, so that the time does not tell which one was close."""
@@ -95,7 +98,10 @@ class Gate:
         )
         return self._principal(role, str(body["id"]))
 
-    def sign_out(self, response: Response) -> None:
+    def sign_out(self, request: Request, response: Response) -> None:
+        session = self._session(request)
+        if session is not None:
+            self._signed_out.add(session["id"], session["until"])
         name, secure = self._cookie()
         response.delete_cookie(name, path="/", secure=secure, httponly=True, samesite="strict")
 
@@ -123,12 +129,18 @@ class Gate:
         return Principal(user[:200], role, self._mac(f"csrf/proxy/{user}".encode()), ambient=True)
 
     def _from_cookie(self, request: Request) -> Principal | None:
+        session = self._session(request)
+        return self._principal(session["role"], session["id"]) if session is not None else None
+
+    def _session(self, request: Request) -> dict[str, Any] | None:
+        """What a cookie of ours says, while it counts."""
         sealed = request.cookies.get(self._cookie()[0], "")
         encoded, _, mac = sealed.partition(".")
         if not hmac.compare_digest(mac.encode(), self._mac(b"session/" + encoded.encode()).encode()):
             return None
-        body = json.loads(base64.urlsafe_b64decode(encoded))
-        return self._principal(body["role"], body["id"]) if body["until"] > time.time() else None
+        body: dict[str, Any] = json.loads(base64.urlsafe_b64decode(encoded))
+        ended = body["until"] <= time.time() or self._signed_out.has(body["id"], body["until"])
+        return None if ended else body
 
     def _principal(self, role: Role, session: str) -> Principal:
         return Principal(f"{role} token", role, self._mac(f"csrf/session/{session}".encode()), ambient=True)

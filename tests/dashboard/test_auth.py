@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from fedrep_dashboard.connection import connection_from
 from fedrep_dashboard.request_bodies import LARGEST_BODY
 from fedrep_dashboard.security import CONTENT_SECURITY_POLICY
 from fedrep_dashboard.settings import DashboardSettings
+from fedrep_dashboard.signed_out import SignedOut
 from fedrep_identity.authority import CertificateAuthority, issue_credentials
 from fedrep_identity.names import Identity, Role
 from fedrep_runtime.settings import load_settings
@@ -205,6 +207,45 @@ def test_a_changed_token_ends_old_sessions_even_with_a_shared_session_secret() -
     replica.cookies, rotated.cookies = first.cookies, first.cookies
     assert replica.get("/api/v1/session").json()["signed_in"] is True
     assert rotated.get("/api/v1/session").json()["signed_in"] is False
+
+
+def test_a_token_that_now_gives_another_role_ends_old_sessions() -> None:
+    secret = "a-secret-shared-by-all-replicas"
+    before = browser(session_secret=secret, viewer_token=None)
+    after = browser(session_secret=secret, admin_token=None, viewer_token=SecretStr(ADMIN))
+    assert signed_in(before)["role"] == "admin"
+    after.cookies = before.cookies
+    assert after.get("/api/v1/session").json()["signed_in"] is False
+
+
+def test_a_copied_cookie_is_no_session_once_its_owner_has_signed_out() -> None:
+    owner = browser()
+    csrf = str(signed_in(owner)["csrf"])
+    thief, other = Browser(owner.app, "127.0.0.1"), Browser(owner.app, "127.0.0.1")
+    thief.cookies = httpx.Cookies(owner.cookies)
+    signed_in(other)
+    assert thief.get("/api/v1/session").json()["signed_in"] is True
+    assert owner.delete("/api/v1/session", headers={"X-CSRF-Token": csrf}).status_code == 204
+    assert thief.get("/api/v1/session").json()["signed_in"] is False
+    assert thief.post("/api/v1/runs/digits/stop", json={}, headers={"X-CSRF-Token": csrf}).status_code == 401
+    assert other.get("/api/v1/session").json()["signed_in"] is True
+
+
+def test_signing_out_again_and_again_takes_no_more_room_and_brings_no_session_back() -> None:
+    ended, now = SignedOut(most=3), time.time()
+    ends = {f"session-{number}": now + 1000 + number for number in range(10)}
+    for name, until in ends.items():
+        ended.add(name, until)
+        assert len(ended) <= 3
+    assert all(ended.has(name, until) for name, until in ends.items())
+    assert not ended.has("a later one", now + 2000)
+
+
+def test_a_session_that_has_expired_is_remembered_no_longer() -> None:
+    ended, now = SignedOut(), time.time()
+    ended.add("expired", now - 1)
+    ended.add("lasting", now + 1000)
+    assert len(ended) == 1
 
 
 @pytest.mark.parametrize("path", ["/", "/runs/digits", "/api/v1/session", "/api/v1/runs", "/nowhere", "/healthz"])
