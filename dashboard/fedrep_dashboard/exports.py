@@ -113,7 +113,7 @@ def as_csv(table: Table) -> str:
     header, rows = table
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(header)
+    writer.writerow([_harmless(name) for name in header])  # a metric's name is an evaluator's word
     for row in rows:
         writer.writerow([_harmless(value) for value in row])
     return out.getvalue()

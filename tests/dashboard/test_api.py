@@ -211,6 +211,14 @@ def test_every_chart_exports_the_same_table_as_csv_and_json(client: httpx.Client
     assert answer.headers["content-disposition"] == f'attachment; filename="digits-{chart}.csv"'
 
 
+def test_no_word_of_an_evaluator_is_a_formula_in_a_spreadsheet(client: httpx.Client, server: ScriptedServer) -> None:
+    formula = '=HYPERLINK("https://example.org")'
+    server.add(scripted_run("formula"), 2).rounds[0].metrics[formula] = 0.5
+    text = client.get("/runs/formula/charts/metrics", params={"format": "csv"}).text
+    assert next(csv.reader(io.StringIO(text))) == ["round", f"'{formula}", "auroc"]
+    assert client.get("/runs/formula/charts/metrics").json()[0][formula] == 0.5
+
+
 def test_the_evaluators_own_figures_are_shown_with_the_run_and_its_rounds(client: httpx.Client) -> None:
     shown = client.get("/runs/digits").json()["run"]["metrics"]
     last = client.get("/runs/digits/charts/metrics").json()[-1]
