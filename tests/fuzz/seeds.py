@@ -104,7 +104,17 @@ def identities() -> Iterator[tuple[str, bytes]]:
     when = dt.datetime(2030, 1, 1, tzinfo=dt.UTC)
     token = Invitation("i", SecretBytes(b"s" * 32), "a", Role.SILO, "demo", "ca:1", "server:2", b"p" * 32, when).token()
     yield "token", token.encode()
-    said = {"i": "i", "s": "cw", "n": "a", "r": "silo", "f": "demo", "a": "ca:1", "w": "server:2", "p": "cA", "x": 1893456000}
+    said = {
+        "i": "i",
+        "s": "c3" * 21 + "c",
+        "n": "a",
+        "r": "silo",
+        "f": "demo",
+        "a": "ca:1",
+        "w": "server:2",
+        "p": "cA",
+        "x": 1893456000,
+    }
     yield "token_body", json.dumps(said).encode()
     yield "roster", b"00" * 32 + b"  # a\n"
     addresses = {"federation": "demo", "server": "server:2", "enrolment": "ca:1", "certificates": "ca:3"}

@@ -72,7 +72,7 @@ def test_name_role_and_hosts_never_come_from_the_request(authority: CertificateA
 
     async def body(server: AuthorityServer) -> None:
         invitation = invitation_for(authority, server)
-        request = wire.EnrolRequest(invitation_id=invitation.id, secret=invitation.secret.reveal(), certificate_request=claimed)
+        request = wire.EnrolRequest(invitation_id=invitation.id, proof=invitation.proof(claimed), certificate_request=claimed)
         assert await raw_enrol(authority, server, request) == "OK"
 
     with_server(authority, body)
@@ -113,18 +113,18 @@ def test_a_lost_answer_can_be_asked_for_again_with_the_same_key(authority: Certi
     desk = EnrolmentDesk(authority)
     invitation = invitation_for(authority)
     request = certificate_request(ec.generate_private_key(ec.SECP256R1()))
-    first = desk.enrol(invitation.id, invitation.secret.reveal(), request)
-    assert desk.enrol(invitation.id, invitation.secret.reveal(), request) == first
+    first = desk.enrol(invitation.id, invitation.proof(request), request)
+    assert desk.enrol(invitation.id, invitation.proof(request), request) == first
 
 
 def test_a_used_token_is_dead_after_revocation_even_for_its_own_key(authority: CertificateAuthority) -> None:
     desk = EnrolmentDesk(authority)
     invitation = invitation_for(authority)
     request = certificate_request(ec.generate_private_key(ec.SECP256R1()))
-    desk.enrol(invitation.id, invitation.secret.reveal(), request)
+    desk.enrol(invitation.id, invitation.proof(request), request)
     authority.revoke("hospital-a")
     with pytest.raises(CryptoError, match="not valid"):
-        desk.enrol(invitation.id, invitation.secret.reveal(), request)
+        desk.enrol(invitation.id, invitation.proof(request), request)
     assert [issued.status(dt.datetime.now(dt.UTC)) for issued in authority.register.certificates()] == ["revoked"]
 
 

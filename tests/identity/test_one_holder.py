@@ -28,7 +28,7 @@ def request() -> bytes:
 
 def enrolled(desk: EnrolmentDesk, asked: bytes) -> PeerCertificate:
     invitation = invitation_for(desk.authority)
-    return desk.authority.trust_store().verify(desk.enrol(invitation.id, invitation.secret.reveal(), asked))
+    return desk.authority.trust_store().verify(desk.enrol(invitation.id, invitation.proof(asked), asked))
 
 
 def refusal(error: type[FedrepError], act: Callable[[], object]) -> str:
@@ -40,9 +40,20 @@ def refusal(error: type[FedrepError], act: Callable[[], object]) -> str:
 def test_a_withdrawn_invitation_stays_withdrawn_whatever_secrets_are_tried(authority: CertificateAuthority) -> None:
     desk, invitation = EnrolmentDesk(authority), invitation_for(authority)
     authority.revoke(NAME)
-    for secret in (bytes(32), invitation.secret.reveal()) * WRONG_SECRETS_ALLOWED:
-        assert refusal(CryptoError, lambda tried=secret: desk.enrol(invitation.id, tried, request())) == "INVITATION_INVALID"  # type: ignore[misc]
+    asked = request()
+    for proof in (bytes(64), invitation.proof(asked)) * WRONG_SECRETS_ALLOWED:
+        assert refusal(CryptoError, lambda tried=proof: desk.enrol(invitation.id, tried, asked)) == "INVITATION_INVALID"  # type: ignore[misc]
     assert authority.register.certificates(NAME) == []
+
+
+def test_a_proof_serves_the_request_it_was_made_for_and_no_other(authority: CertificateAuthority) -> None:
+    """All that somebody learns who poses as the authority: the secret itself is never sent."""
+    desk, invitation, other = EnrolmentDesk(authority), invitation_for(authority), invitation_for(authority, name="hospital-b")
+    asked = request()
+    proof = invitation.proof(asked)
+    assert refusal(CryptoError, lambda: desk.enrol(invitation.id, proof, request())) == "INVITATION_INVALID"
+    assert refusal(CryptoError, lambda: desk.enrol(other.id, proof, asked)) == "INVITATION_INVALID"
+    desk.enrol(invitation.id, proof, asked)
 
 
 def test_a_new_invitation_takes_the_place_of_the_one_that_was_lost(authority: CertificateAuthority) -> None:
@@ -51,7 +62,8 @@ def test_a_new_invitation_takes_the_place_of_the_one_that_was_lost(authority: Ce
     other = invitation_for(authority, name="hospital-b")
 
     def use(invitation: Invitation) -> bytes:
-        return desk.enrol(invitation.id, invitation.secret.reveal(), request())
+        asked = request()
+        return desk.enrol(invitation.id, invitation.proof(asked), asked)
 
     assert refusal(CryptoError, lambda: use(lost)) == "INVITATION_INVALID"
     use(again)
@@ -62,7 +74,8 @@ def test_a_new_invitation_takes_the_place_of_the_one_that_was_lost(authority: Ce
 def test_an_invitation_is_no_way_in_while_another_key_holds_the_name(authority: CertificateAuthority) -> None:
     desk, invitation = EnrolmentDesk(authority), invitation_for(authority)
     authority.sign(request(), Identity(NAME, Role.SILO, "demo"))
-    act = lambda: desk.enrol(invitation.id, invitation.secret.reveal(), request())  # noqa: E731
+    asked = request()
+    act = lambda: desk.enrol(invitation.id, invitation.proof(asked), asked)  # noqa: E731
     assert refusal(ConflictError, act) == "NAME_IN_USE"
     assert len(authority.holders(NAME)) == 1
 
@@ -85,7 +98,7 @@ def test_a_revocation_in_the_middle_of_it_leaves_no_valid_certificate(
         if peer is not None:
             return desk.renew(peer, asked)
         assert invitation is not None
-        return desk.enrol(invitation.id, invitation.secret.reveal(), asked)
+        return desk.enrol(invitation.id, invitation.proof(asked), asked)
 
     assert refusal(RefusedError, act) == "NO_LONGER_WELCOME"
     assert authority.holders(NAME) == set()
@@ -102,7 +115,8 @@ def test_a_second_key_that_came_in_the_middle_of_an_enrolment_keeps_the_name(
         return leaf_certificate(*arguments)
 
     monkeypatch.setattr("fedrep_identity.authority.leaf_certificate", signed_meanwhile)
-    act = lambda: desk.enrol(invitation.id, invitation.secret.reveal(), request())  # noqa: E731
+    asked = request()
+    act = lambda: desk.enrol(invitation.id, invitation.proof(asked), asked)  # noqa: E731
     assert refusal(RefusedError, act) == "NO_LONGER_WELCOME"
     assert len(authority.holders(NAME)) == 1
 

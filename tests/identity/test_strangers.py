@@ -37,10 +37,10 @@ def test_wrong_secrets_void_an_invitation_before_they_can_be_guessed(authority: 
             answer = await raw_enrol(
                 authority,
                 server,
-                wire.EnrolRequest(invitation_id=invitation.id, secret=bytes([guess]) * 32, certificate_request=request),
+                wire.EnrolRequest(invitation_id=invitation.id, proof=bytes([guess]) * 64, certificate_request=request),
             )
             assert answer == "UNAUTHENTICATED INVITATION_INVALID"
-        right = wire.EnrolRequest(invitation_id=invitation.id, secret=invitation.secret.reveal(), certificate_request=request)
+        right = wire.EnrolRequest(invitation_id=invitation.id, proof=invitation.proof(request), certificate_request=request)
         assert await raw_enrol(authority, server, right) == "UNAUTHENTICATED INVITATION_INVALID"
 
     with_server(authority, body)
@@ -51,7 +51,7 @@ def test_an_unknown_invitation_and_a_wrong_secret_look_the_same(authority: Certi
     async def body(server: AuthorityServer) -> None:
         invitation = invitation_for(authority, server)
         answers = [
-            await raw_enrol(authority, server, wire.EnrolRequest(invitation_id=known, secret=b"x" * 32, certificate_request=b""))
+            await raw_enrol(authority, server, wire.EnrolRequest(invitation_id=known, proof=b"x" * 64, certificate_request=b""))
             for known in (invitation.id, "0" * 32, "", "x" * 5000)
         ]
         assert set(answers) == {"UNAUTHENTICATED INVITATION_INVALID"}
@@ -62,7 +62,7 @@ def test_an_unknown_invitation_and_a_wrong_secret_look_the_same(authority: Certi
 def test_a_source_that_hammers_is_slowed_down_before_anything_is_looked_up(authority: CertificateAuthority) -> None:
     clock = [0.0]
     limits = Limits(enrol_per_source=RateLimit(3, 0.1, lambda: clock[0]))
-    request = wire.EnrolRequest(invitation_id="0" * 32, secret=b"x" * 32, certificate_request=b"")
+    request = wire.EnrolRequest(invitation_id="0" * 32, proof=b"x" * 64, certificate_request=b"")
 
     async def body(server: AuthorityServer) -> None:
         answers = [await raw_enrol(authority, server, request) for _ in range(5)]
@@ -77,11 +77,11 @@ def test_an_oversized_request_never_reaches_the_parser(authority: CertificateAut
     async def body(server: AuthorityServer) -> None:
         invitation = invitation_for(authority, server)
         large = wire.EnrolRequest(
-            invitation_id=invitation.id, secret=invitation.secret.reveal(), certificate_request=b"x" * 20_000
+            invitation_id=invitation.id, proof=invitation.proof(b"x" * 20_000), certificate_request=b"x" * 20_000
         )
         assert (await raw_enrol(authority, server, large)).startswith("RESOURCE_EXHAUSTED")
         medium = wire.EnrolRequest(
-            invitation_id=invitation.id, secret=invitation.secret.reveal(), certificate_request=b"x" * 9_000
+            invitation_id=invitation.id, proof=invitation.proof(b"x" * 9_000), certificate_request=b"x" * 9_000
         )
         assert await raw_enrol(authority, server, medium) == "INVALID_ARGUMENT MALFORMED"
 

@@ -24,27 +24,29 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x66\x65\x64rep/wire/v1/enrolment.proto\x12\x0e\x66\x65\x64rep.wire.v1\"R\n\x0c\x45nrolRequest\x12\x15\n\rinvitation_id\x18\x01 \x01(\t\x12\x0e\n\x06secret\x18\x02 \x01(\x0c\x12\x1b\n\x13\x63\x65rtificate_request\x18\x03 \x01(\x0c\"\\\n\rEnrolResponse\x12\x19\n\x11\x63\x65rtificate_chain\x18\x01 \x01(\x0c\x12\x13\n\x0brevocations\x18\x02 \x01(\x0c\x12\x1b\n\x13\x63\x65rtificate_address\x18\x03 \x01(\t\"+\n\x0cRenewRequest\x12\x1b\n\x13\x63\x65rtificate_request\x18\x01 \x01(\x0c\"?\n\rRenewResponse\x12\x19\n\x11\x63\x65rtificate_chain\x18\x01 \x01(\x0c\x12\x13\n\x0brevocations\x18\x02 \x01(\x0c\"-\n\x15GetRevocationsRequest\x12\x14\n\x0cknown_sha256\x18\x01 \x01(\x0c\"C\n\x16GetRevocationsResponse\x12\x13\n\x0brevocations\x18\x01 \x01(\x0c\x12\x14\n\x0cunix_seconds\x18\x02 \x01(\x03\x32X\n\x10\x45nrolmentService\x12\x44\n\x05\x45nrol\x12\x1c.fedrep.wire.v1.EnrolRequest\x1a\x1d.fedrep.wire.v1.EnrolResponse2\xbb\x01\n\x12\x43\x65rtificateService\x12\x44\n\x05Renew\x12\x1c.fedrep.wire.v1.RenewRequest\x1a\x1d.fedrep.wire.v1.RenewResponse\x12_\n\x0eGetRevocations\x12%.fedrep.wire.v1.GetRevocationsRequest\x1a&.fedrep.wire.v1.GetRevocationsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x66\x65\x64rep/wire/v1/enrolment.proto\x12\x0e\x66\x65\x64rep.wire.v1\"e\n\x0c\x45nrolRequest\x12\x15\n\rinvitation_id\x18\x01 \x01(\t\x12\x12\n\x06secret\x18\x02 \x01(\x0c\x42\x02\x18\x01\x12\x1b\n\x13\x63\x65rtificate_request\x18\x03 \x01(\x0c\x12\r\n\x05proof\x18\x04 \x01(\x0c\"\\\n\rEnrolResponse\x12\x19\n\x11\x63\x65rtificate_chain\x18\x01 \x01(\x0c\x12\x13\n\x0brevocations\x18\x02 \x01(\x0c\x12\x1b\n\x13\x63\x65rtificate_address\x18\x03 \x01(\t\"+\n\x0cRenewRequest\x12\x1b\n\x13\x63\x65rtificate_request\x18\x01 \x01(\x0c\"?\n\rRenewResponse\x12\x19\n\x11\x63\x65rtificate_chain\x18\x01 \x01(\x0c\x12\x13\n\x0brevocations\x18\x02 \x01(\x0c\"-\n\x15GetRevocationsRequest\x12\x14\n\x0cknown_sha256\x18\x01 \x01(\x0c\"C\n\x16GetRevocationsResponse\x12\x13\n\x0brevocations\x18\x01 \x01(\x0c\x12\x14\n\x0cunix_seconds\x18\x02 \x01(\x03\x32X\n\x10\x45nrolmentService\x12\x44\n\x05\x45nrol\x12\x1c.fedrep.wire.v1.EnrolRequest\x1a\x1d.fedrep.wire.v1.EnrolResponse2\xbb\x01\n\x12\x43\x65rtificateService\x12\x44\n\x05Renew\x12\x1c.fedrep.wire.v1.RenewRequest\x1a\x1d.fedrep.wire.v1.RenewResponse\x12_\n\x0eGetRevocations\x12%.fedrep.wire.v1.GetRevocationsRequest\x1a&.fedrep.wire.v1.GetRevocationsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'fedrep.wire.v1.enrolment_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_ENROLREQUEST'].fields_by_name['secret']._loaded_options = None
+  _globals['_ENROLREQUEST'].fields_by_name['secret']._serialized_options = b'\030\001'
   _globals['_ENROLREQUEST']._serialized_start=50
-  _globals['_ENROLREQUEST']._serialized_end=132
-  _globals['_ENROLRESPONSE']._serialized_start=134
-  _globals['_ENROLRESPONSE']._serialized_end=226
-  _globals['_RENEWREQUEST']._serialized_start=228
-  _globals['_RENEWREQUEST']._serialized_end=271
-  _globals['_RENEWRESPONSE']._serialized_start=273
-  _globals['_RENEWRESPONSE']._serialized_end=336
-  _globals['_GETREVOCATIONSREQUEST']._serialized_start=338
-  _globals['_GETREVOCATIONSREQUEST']._serialized_end=383
-  _globals['_GETREVOCATIONSRESPONSE']._serialized_start=385
-  _globals['_GETREVOCATIONSRESPONSE']._serialized_end=452
-  _globals['_ENROLMENTSERVICE']._serialized_start=454
-  _globals['_ENROLMENTSERVICE']._serialized_end=542
-  _globals['_CERTIFICATESERVICE']._serialized_start=545
-  _globals['_CERTIFICATESERVICE']._serialized_end=732
+  _globals['_ENROLREQUEST']._serialized_end=151
+  _globals['_ENROLRESPONSE']._serialized_start=153
+  _globals['_ENROLRESPONSE']._serialized_end=245
+  _globals['_RENEWREQUEST']._serialized_start=247
+  _globals['_RENEWREQUEST']._serialized_end=290
+  _globals['_RENEWRESPONSE']._serialized_start=292
+  _globals['_RENEWRESPONSE']._serialized_end=355
+  _globals['_GETREVOCATIONSREQUEST']._serialized_start=357
+  _globals['_GETREVOCATIONSREQUEST']._serialized_end=402
+  _globals['_GETREVOCATIONSRESPONSE']._serialized_start=404
+  _globals['_GETREVOCATIONSRESPONSE']._serialized_end=471
+  _globals['_ENROLMENTSERVICE']._serialized_start=473
+  _globals['_ENROLMENTSERVICE']._serialized_end=561
+  _globals['_CERTIFICATESERVICE']._serialized_start=564
+  _globals['_CERTIFICATESERVICE']._serialized_end=751
 # @@protoc_insertion_point(module_scope)

@@ -5,14 +5,16 @@ from typing import ClassVar as _ClassVar, Optional as _Optional
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class EnrolRequest(_message.Message):
-    __slots__ = ("invitation_id", "secret", "certificate_request")
+    __slots__ = ("invitation_id", "secret", "certificate_request", "proof")
     INVITATION_ID_FIELD_NUMBER: _ClassVar[int]
     SECRET_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    PROOF_FIELD_NUMBER: _ClassVar[int]
     invitation_id: str
     secret: bytes
     certificate_request: bytes
-    def __init__(self, invitation_id: _Optional[str] = ..., secret: _Optional[bytes] = ..., certificate_request: _Optional[bytes] = ...) -> None: ...
+    proof: bytes
+    def __init__(self, invitation_id: _Optional[str] = ..., secret: _Optional[bytes] = ..., certificate_request: _Optional[bytes] = ..., proof: _Optional[bytes] = ...) -> None: ...
 
 class EnrolResponse(_message.Message):
     __slots__ = ("certificate_chain", "revocations", "certificate_address")

@@ -203,7 +203,7 @@ class _Enrolment(wire_grpc.EnrolmentServiceServicer):
             if not (self._limits.enrol_per_source.allows(source) and self._limits.enrol_in_all.allows("all")):
                 raise BusyError("Too many attempts to enrol. Wait a minute and try again with the same token.")
             chain = await asyncio.to_thread(
-                self._desk.enrol, request.invitation_id[:64], request.secret, request.certificate_request
+                self._desk.enrol, request.invitation_id[:64], request.proof, request.certificate_request
             )
             return wire.EnrolResponse(
                 certificate_chain=chain,

@@ -7,22 +7,21 @@ an invitation's secret learns nothing about it, not even whether it exists.
 from __future__ import annotations
 
 import datetime as dt
-import hashlib
-import hmac
 from dataclasses import dataclass
 from functools import partial
 
 import structlog
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedrep.errors import ConflictError, CryptoError, RefusedError
 from fedrep_identity.authority import LEAF_DAYS, CertificateAuthority, request_fingerprint
 from fedrep_identity.certificates import REVOCATIONS_FILE, PeerCertificate
-from fedrep_identity.invitations import hash_secret
+from fedrep_identity.invitations import proves
 from fedrep_identity.names import Identity
 from fedrep_identity.register import StoredInvitation
 
 WRONG_SECRETS_ALLOWED = 5
-_NOBODY = hashlib.sha256(b"no such invitation").digest()
+_NOBODY = Ed25519PrivateKey.generate().public_key().public_bytes_raw()
 _log = structlog.get_logger(__name__)
 
 
@@ -31,14 +30,14 @@ class EnrolmentDesk:
     authority: CertificateAuthority
     days: float = LEAF_DAYS
 
-    def enrol(self, invitation_id: str, secret: bytes, request: bytes, now: dt.datetime | None = None) -> bytes:
+    def enrol(self, invitation_id: str, proof: bytes, request: bytes, now: dt.datetime | None = None) -> bytes:
         """The certificate chain for the holder of an invitation.
 
         An invitation is used by one key. The same key may ask again until the invitation expires and gets the same
         certificate: the first answer may have been lost on its way.
         """
         now = now or dt.datetime.now(dt.UTC)
-        invitation = self._opened(invitation_id, secret)
+        invitation = self._opened(invitation_id, proof, request)
         if now > invitation.expires_at:
             raise RefusedError(
                 f"The invitation for {invitation.name} expired on {invitation.expires_at:%Y-%m-%d %H:%M} UTC. Ask for a new one.",
@@ -67,12 +66,11 @@ class EnrolmentDesk:
         _log.info("enrolled", name=identity.name, role=identity.role.value, fingerprint=fingerprint.hex()[:16])
         return chain
 
-    def _opened(self, invitation_id: str, secret: bytes) -> StoredInvitation:
+    def _opened(self, invitation_id: str, proof: bytes, request: bytes) -> StoredInvitation:
         register = self.authority.register
         invitation = register.invitation(invitation_id)
-        # The comparison runs for unknown invitations too, and in constant time: the clock tells nothing.
-        expected = _NOBODY if invitation is None else invitation.secret_hash
-        matches = hmac.compare_digest(hash_secret(secret), expected)
+        # The check runs for unknown invitations too: the clock tells nothing.
+        matches = proves(proof, _NOBODY if invitation is None else invitation.public_key, invitation_id, request)
         if invitation is not None and matches and not invitation.void:
             return invitation
         if invitation is not None and not matches:

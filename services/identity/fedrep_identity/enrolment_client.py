@@ -99,9 +99,7 @@ async def enrol(token: str, folder: Path, *, replace: bool = False, timeout: flo
             answer: wire.EnrolResponse = await _call(
                 invitation.enrolment_address,
                 wire_grpc.EnrolmentServiceStub(channel).Enrol(  # type: ignore[no-untyped-call]
-                    wire.EnrolRequest(
-                        invitation_id=invitation.id, secret=invitation.secret.reveal(), certificate_request=request
-                    ),
+                    wire.EnrolRequest(invitation_id=invitation.id, proof=invitation.proof(request), certificate_request=request),
                     timeout=timeout,
                 ),
             )

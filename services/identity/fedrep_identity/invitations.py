@@ -1,7 +1,8 @@
 """Invitations: a single-use token that carries everything a silo needs to enrol, and the authority's half of it.
 
-The token holds the authority's and the server's address, the fingerprint of the federation's root, and a 256-bit secret.
-The register keeps only the secret's hash: who reads the register can enrol nobody.
+The token holds the authority's and the server's address, the fingerprint of the federation's root, and a 256-bit secret: the seed
+of a signing key, whose public half is in the register. The key signs the request for a certificate, and the secret never leaves
+the machine that was invited: neither who reads the register nor who poses as the authority can enrol anybody with it.
 """
 
 from __future__ import annotations
@@ -14,8 +15,12 @@ import json
 import secrets
 from dataclasses import dataclass
 
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
 from fedrep.errors import ConflictError, DecodeError, InvalidInputError
 from fedrep.secagg.keys import SecretBytes
+from fedrep.secagg.transcript import digest
 from fedrep_identity.authority_name import OWN_NAME
 from fedrep_identity.certificates import load_chain, to_der
 from fedrep_identity.names import Identity, Role
@@ -25,6 +30,7 @@ from fedrep_runtime.json_text import parsed
 PREFIX = "fedrep1"
 DEFAULT_HOURS = 72.0
 LARGEST_TOKEN = 4096
+SECRET_BYTES = 32
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,10 @@ class Invitation:
     server_address: str
     root_fingerprint: bytes
     expires_at: dt.datetime
+
+    def proof(self, request: bytes) -> bytes:
+        """For this request and no other: whoever gets to see it can do nothing else with it."""
+        return Ed25519PrivateKey.from_private_bytes(self.secret.reveal()).sign(_proven(self.id, request))
 
     def token(self) -> str:
         body = json.dumps(
@@ -73,9 +83,12 @@ class Invitation:
             if _bytes(parts[2]) != _checksum(body):
                 raise ValueError("checksum")
             said = parsed(body)
+            secret = _bytes(said["s"])
+            if len(secret) != SECRET_BYTES:
+                raise ValueError("secret")
             return cls(
                 str(said["i"]),
-                SecretBytes(_bytes(said["s"])),
+                SecretBytes(secret),
                 str(said["n"]),
                 Role(said["r"]),
                 str(said["f"]),
@@ -119,10 +132,10 @@ def invite(
             "or choose another name: two holders of one name could not be told apart.",
             reason="NAME_IN_USE",
         )
-    secret, invitation_id = secrets.token_bytes(32), secrets.token_hex(16)
+    secret, invitation_id = secrets.token_bytes(SECRET_BYTES), secrets.token_hex(16)
     expires_at = now + dt.timedelta(hours=hours)
     register.add_invitation(
-        StoredInvitation(invitation_id, hash_secret(secret), identity.name, identity.role, hosts, now, expires_at)
+        StoredInvitation(invitation_id, _public(secret), identity.name, identity.role, hosts, now, expires_at)
     )
     return Invitation(
         invitation_id,
@@ -137,9 +150,20 @@ def invite(
     )
 
 
-def hash_secret(secret: bytes) -> bytes:
-    """A plain hash is enough for 256 random bits: there is nothing to guess from."""
-    return hashlib.sha256(b"fedrep invitation" + secret).digest()
+def proves(proof: bytes, public_key: bytes, invitation_id: str, request: bytes) -> bool:
+    try:
+        Ed25519PublicKey.from_public_bytes(public_key).verify(proof, _proven(invitation_id, request))
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def _proven(invitation_id: str, request: bytes) -> bytes:
+    return digest("fedrep/enrolment", invitation_id, request)
+
+
+def _public(secret: bytes) -> bytes:
+    return Ed25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
 
 
 def _checksum(body: bytes) -> bytes:

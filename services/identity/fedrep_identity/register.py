@@ -23,7 +23,7 @@ CREATE TABLE IF NOT EXISTS certificates (
 );
 CREATE INDEX IF NOT EXISTS certificates_by_name ON certificates (name);
 CREATE TABLE IF NOT EXISTS invitations (
-    id TEXT PRIMARY KEY, secret_hash BLOB NOT NULL, name TEXT NOT NULL, role TEXT NOT NULL, hosts TEXT NOT NULL,
+    id TEXT PRIMARY KEY, public_key BLOB NOT NULL, name TEXT NOT NULL, role TEXT NOT NULL, hosts TEXT NOT NULL,
     created_at TEXT NOT NULL, expires_at TEXT NOT NULL, failures INTEGER NOT NULL DEFAULT 0, used_by TEXT, void INTEGER
     NOT NULL DEFAULT 0
 );
@@ -73,7 +73,7 @@ class StoredInvitation:
     """`used_by` is the fingerprint of the key that used it: that key, and no other, may ask again after a lost answer."""
 
     id: str
-    secret_hash: bytes = field(repr=False)
+    public_key: bytes
     name: str
     role: Role
     hosts: Hosts
@@ -97,6 +97,9 @@ class Register:
         path.parent.mkdir(parents=True, exist_ok=True)
         with self._connection() as connection:
             connection.executescript(_SCHEMA)
+            columns = {row[1] for row in connection.execute("PRAGMA table_info(invitations)")}
+            if "secret_hash" in columns:  # invitations of then are of no use any more
+                connection.execute("ALTER TABLE invitations RENAME COLUMN secret_hash TO public_key")
         path.chmod(0o600)
 
     @contextmanager
@@ -190,11 +193,11 @@ class Register:
         with self._connection() as connection:
             connection.execute("UPDATE invitations SET void = 1 WHERE name = ? AND used_by IS NULL", (invitation.name,))
             connection.execute(
-                "INSERT INTO invitations (id, secret_hash, name, role, hosts, created_at, expires_at) "
+                "INSERT INTO invitations (id, public_key, name, role, hosts, created_at, expires_at) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?)",
                 (
                     invitation.id,
-                    invitation.secret_hash,
+                    invitation.public_key,
                     invitation.name,
                     invitation.role.value,
                     invitation.hosts.as_json(),
@@ -210,7 +213,7 @@ class Register:
         return self._invitations("", ())
 
     def _invitations(self, where: str, arguments: tuple[str, ...]) -> list[StoredInvitation]:
-        columns = "id, secret_hash, name, role, hosts, created_at, expires_at, failures, used_by, void"
+        columns = "id, public_key, name, role, hosts, created_at, expires_at, failures, used_by, void"
         with self._connection() as connection:
             rows = connection.execute(f"SELECT {columns} FROM invitations{where} ORDER BY rowid", arguments).fetchall()
         return [
