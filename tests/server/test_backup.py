@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import tarfile
@@ -9,13 +10,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from sqlalchemy import select
 
 from fedrep.errors import SettingsError, StoreUnavailableError
+from fedrep.protocol.messages import Descent
+from fedrep_runtime.tensor_files import write_tensors
 from fedrep_server.operations import backup as backup_module
 from fedrep_server.operations.backup import backup, restore
 from fedrep_server.operations.leadership import leadership_of
+from fedrep_server.rounds.model_steps import StoredStep
 from fedrep_server.rounds.model_store import open_model_store
 from fedrep_server.store import Database, NewModel, SqlStore, open_store, sqlite_url
 from fedrep_server.store.schema import migrate
@@ -181,6 +186,36 @@ def test_a_truncated_backup_and_a_file_that_is_none_are_refused(saved: tuple[Pat
             restore(path, sqlite_url(new), new)
     with pytest.raises(SettingsError, match="There is no backup"):
         restore(tmp_path / "nowhere.tar", sqlite_url(new), new)
+
+
+@pytest.mark.parametrize("listed", [1, "../../../elsewhere/model", 1.5, -1])
+def test_a_version_that_is_no_number_leads_to_no_file_elsewhere(
+    saved: tuple[Path, Any], tmp_path: Path, listed: int | float | str
+) -> None:
+    """Whoever writes a backup can make all of its hashes right."""
+    path, _ = saved
+    away: Any = "../../../elsewhere/model"
+    victim = tmp_path / "elsewhere" / "model.safetensors"
+    write_tensors(victim, {"w": np.zeros(3, np.float32)}, {"hash": "00"})
+    step = StoredStep(away, Descent(b"", b"", 1.0, 8), np.zeros(0, np.float32), bytes(32), bytes(32))
+    write_tensors(tmp_path / "step", step.tensors(), {"step": json.dumps(step.notes())})
+
+    def lead_away(parts: dict[str, bytes]) -> None:
+        name = "steps/0.safetensors"
+        parts[name] = (tmp_path / "step").read_bytes()
+        manifest = json.loads(parts["manifest.json"])
+        manifest["sha256"][name] = hashlib.sha256(parts[name]).hexdigest()
+        manifest["steps"] = {name: ["run", listed]}
+        parts["manifest.json"] = json.dumps(manifest).encode()
+
+    rewrite(path, lead_away)
+    with pytest.raises(SettingsError, match="Take another"):
+        restore(path, sqlite_url(tmp_path / "new"), tmp_path / "new")
+    assert list(victim.parent.iterdir()) == [victim]
+    models: Any = open_model_store("folder", tmp_path / "new" / "models", Database(sqlite_url(tmp_path / "new")))
+    with pytest.raises(StoreUnavailableError, match="whole numbers"):
+        models.delete("run", away)
+    assert victim.exists()
 
 
 def test_a_newer_backup_is_one_sentence(saved: tuple[Path, Any], tmp_path: Path) -> None:

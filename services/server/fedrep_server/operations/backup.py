@@ -28,7 +28,7 @@ from fedrep.errors import NotFoundError, SettingsError, StoreUnavailableError
 from fedrep_runtime.files import sync_folder
 from fedrep_runtime.tensor_files import read_tensors, write_tensors
 from fedrep_server.operations.leadership import leadership_of
-from fedrep_server.rounds.model_steps import step_from
+from fedrep_server.rounds.model_steps import StoredStep, step_from, version_number
 from fedrep_server.rounds.model_store import ModelStore, model_metadata, open_model_store, read_safetensors
 from fedrep_server.store.database import Database
 from fedrep_server.store.schema import current_revision, known_revisions, migrate
@@ -182,6 +182,9 @@ def _unpack(source: Path, scratch: Path) -> dict[str, Any]:
             listed = {MANIFEST, *manifest["sha256"]}
             if set(tar.getnames()) != listed or {*manifest["models"], *manifest.get("steps", {})} - listed:
                 raise _not_whole(source)
+            for run, version in [*manifest["models"].values(), *manifest.get("steps", {}).values()]:
+                if version_number(version) != version or not isinstance(run, str):
+                    raise _not_whole(source)
             for number, (name, expected) in enumerate(sorted(manifest["sha256"].items())):
                 path = scratch / str(number)
                 with path.open("wb") as file:
@@ -223,12 +226,24 @@ def _fill(database: Database, data_folder: Path, models_kind: str, manifest: dic
         for name, (run, version) in manifest["models"].items():
             model = read_safetensors(manifest["paths"][name], version)
             store.put(run, version, model.vector, model.residual, model.hash, model.chain)
-        for name, (run, _) in manifest.get("steps", {}).items():
-            metadata, tensors = read_tensors(manifest["paths"][name])
-            store.put_step(run, step_from(json.loads(metadata["step"]), tensors))
+        for name, (run, version) in manifest.get("steps", {}).items():
+            store.put_step(run, _step(manifest["paths"][name], name, version))
     finally:
         lead.release()
     return BackupReport(manifest["revision"], rows.get("runs", 0), sum(rows.values()), len(manifest["models"]))
+
+
+def _step(path: Path, name: str, version: int) -> StoredStep:
+    try:
+        metadata, tensors = read_tensors(path)
+        step = step_from(json.loads(metadata["step"]), tensors)
+        if step.version != version:
+            raise ValueError(f"it leads to version {step.version}")
+        return step
+    except (KeyError, ValueError, TypeError) as error:
+        raise SettingsError(
+            f"The step {name} of the backup, to version {version} of a model, cannot be used: {error}. Take another backup."
+        ) from error
 
 
 def _fill_rows(database: Database, paths: dict[str, Path]) -> dict[str, int]:

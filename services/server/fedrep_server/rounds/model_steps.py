@@ -7,6 +7,7 @@ a past round.
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -61,13 +62,22 @@ class StoredStep:
 
 
 def step_from(notes: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -> StoredStep:
-    """ValueError or KeyError for what is damaged."""
+    """ValueError, KeyError or TypeError for what is damaged."""
     plain = {name: value for name, value in notes.items() if name != "checksum"}
     if notes["checksum"] != _checksum(plain, {name: tensors[name] for name in TENSORS}):
         raise ValueError("its bytes do not have its checksum")
     descent = Descent(tensors["coordinates"].tobytes(), tensors["levels"].tobytes(), notes["scale"], notes["bits"])
     residual = tensors["residual"].view("<f4").astype(np.float32, copy=False)
-    return StoredStep(notes["version"], descent, residual, bytes.fromhex(notes["hash"]), bytes.fromhex(notes["chain"]))
+    version = version_number(notes["version"])
+    return StoredStep(version, descent, residual, bytes.fromhex(notes["hash"]), bytes.fromhex(notes["chain"]))
+
+
+def version_number(value: Any) -> int:
+    """Versions are in the names of files, and may come out of a backup that somebody else has written."""
+    number = int(operator.index(value))
+    if number < 0:
+        raise ValueError(f"{number} is no version of a model: versions are whole numbers from 0 on")
+    return number
 
 
 def way_to(version: int, checkpoints: Iterable[int], steps: AbstractSet[int]) -> tuple[int, range] | None:

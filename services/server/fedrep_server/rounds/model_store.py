@@ -26,7 +26,7 @@ from fedrep.errors import NotFoundError, StoreUnavailableError
 from fedrep.protocol.model_state import BLAKE3, SHA256_SIZE, model_hash
 from fedrep_runtime.files import sync_folder
 from fedrep_runtime.tensor_files import read_metadata, read_tensors, write_tensors
-from fedrep_server.rounds.model_steps import TENSORS, StoredStep, needed_for, step_from, way_to
+from fedrep_server.rounds.model_steps import TENSORS, StoredStep, needed_for, step_from, version_number, way_to
 from fedrep_server.store.database import Database
 from fedrep_server.store.tables import model_chunks, model_files
 from fedrep_server.store.values import whole
@@ -131,7 +131,7 @@ class FolderModelStore:
         self._folder = folder
 
     def path(self, run: str, version: int) -> Path:
-        return self._run_folder(run) / f"{version}{SUFFIX}"
+        return self._file(run, version, SUFFIX)
 
     def put(self, run: str, version: int, vector: Vector, residual: Vector, hash: bytes, chain: bytes) -> int:
         path = self.path(run, version)
@@ -189,7 +189,18 @@ class FolderModelStore:
         return sorted(int(stem) for stem in stems if stem.isdecimal())
 
     def step_path(self, run: str, version: int) -> Path:
-        return self._run_folder(run) / f"{version}{STEP_SUFFIX}"
+        return self._file(run, version, STEP_SUFFIX)
+
+    def _file(self, run: str, version: int, suffix: str) -> Path:
+        """SQLite keeps text in a column of numbers: a row of a backup could name any file."""
+        try:
+            return self._run_folder(run) / f"{version_number(version)}{suffix}"
+        except (TypeError, ValueError) as error:
+            raise StoreUnavailableError(
+                f"{version!r} is no version of the model of {run!r}: versions are whole numbers from 0 on. "
+                "The database was changed; restore it from a backup that you trust.",
+                reason="MODEL_DAMAGED",
+            ) from error
 
     def delete(self, run: str, version: int) -> None:
         self._unlink(self._run_folder(run), [self.path(run, version), self.step_path(run, version)])
