@@ -37,6 +37,17 @@ def kinds(server: LiveServer, run: str) -> list[str]:
     return [stored.event.kind for stored in server.running.coordinator.store.events(run, 0, 1000)]
 
 
+def test_folders_that_the_server_makes_are_its_own_and_one_that_was_there_stays_as_it_is(people: People, tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    there.mkdir()
+    there.chmod(0o755)
+    for data in (tmp_path / "made", there):
+        with LiveServer(people, data) as server:
+            server.create_run("a")
+        modes = {path.name: path.stat().st_mode & 0o777 for path in [data, *data.rglob("*")] if path.is_dir()}
+        assert modes == {data.name: 0o755 if data is there else 0o700, "models": 0o700, "a": 0o700}
+
+
 def test_thousands_of_calls_wait_cheaply_and_all_are_answered_or_cancelled(people: People, tmp_path: Path) -> None:
     with LiveServer(people, tmp_path, wait_seconds=120.0, calls_at_once=4000, calls_per_second=1000.0) as server:
         hold_and_answer(server, "waited-for", 2000)

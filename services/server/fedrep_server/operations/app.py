@@ -84,6 +84,9 @@ async def start(settings: ServerSettings, on_lost: OnLost = end_process) -> Runn
     """Returns when this server leads and serves. Each failure is one sentence, and leaves nothing running."""
     async with AsyncExitStack() as stack:
         _make_folder(settings.data)
+        mode = settings.data.stat().st_mode & 0o777
+        if mode & 0o007:  # made by somebody else, who may have had a reason: a volume, for example
+            log.info("data_folder_open_to_others", folder=str(settings.data), mode=f"{mode:04o}", what_to_do="chmod 0700")
         credentials, trust, revocations = await _identity(settings)
         stack.push_async_callback(revocations.close)
         for following in revocations.follow():
@@ -275,6 +278,6 @@ def _serve_metrics(settings: ServerSettings, metrics: ServerMetrics, stack: Asyn
 
 def _make_folder(folder: Path) -> None:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise StoreUnavailableError(f"The data folder {folder} cannot be created: {error.strerror}.") from error

@@ -137,6 +137,7 @@ class FolderModelStore:
         path = self.path(run, version)
         model = StoredModel(version, vector, residual, hash, chain)
         with _explained(path):
+            self._make_folders(path.parent)
             size = write_tensors(path, {"model": vector, "residual": residual}, model_metadata(model))
             self._drop_if_other(self.step_path(run, version), hash)
         return size
@@ -144,8 +145,13 @@ class FolderModelStore:
     def put_step(self, run: str, step: StoredStep) -> None:
         path = self.step_path(run, step.version)
         with _explained(path):
+            self._make_folders(path.parent)
             write_tensors(path, step.tensors(), {"step": json.dumps(step.notes())})
             self._drop_if_other(self.path(run, step.version), step.hash)
+
+    def _make_folders(self, run: Path) -> None:
+        for folder in (self._folder, run):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def _drop_if_other(self, path: Path, hash: bytes) -> None:
         """A checkpoint and a step may lead to one version. What a commit that failed left of another model must not."""
