@@ -3,9 +3,9 @@
 Run it after changing values.yaml or a settings class: python deploy/helm/generate.py. With --check nothing is written, and
 the exit code says whether the files are up to date.
 
-A comment's first word in brackets is the type: [string], [string?] (may be null), [bool], [int 1-3], [enum a|b], [list],
-[object] (free content, for Kubernetes to judge), [settings module:Class]. A key without a type is a section: its keys are
-listed, and no others are allowed.
+A comment's first word in brackets is the type: [string], [string?] (may be null), [string 32] (empty, or at least as long),
+[bool], [int 1-3], [enum a|b], [list], [object] (free content, for Kubernetes to judge), [settings module:Class]. A key without
+a type is a section: its keys are listed, and no others are allowed.
 """
 
 from __future__ import annotations
@@ -104,6 +104,8 @@ def schema_of(value: Value) -> dict[str, Any]:
     match kind:
         case "section":
             return {"type": "object", "additionalProperties": False, "properties": {}}
+        case "string" if rest:
+            return {"type": "string", "anyOf": [{"minLength": int(rest)}, {"maxLength": 0}], **described}
         case "string" | "string?":
             return {"type": "string" if kind == "string" else ["string", "integer", "null"], **described}
         case "bool":

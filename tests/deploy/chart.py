@@ -108,7 +108,7 @@ MATRIX: dict[str, dict[str, Any]] = {
             "gateway": {"enabled": True, "parentRefs": [{"name": "public"}], "hostnames": ["federation.example.org"]},
             "backup": {"enabled": True, "target": "s3://bucket/fedrep"},
         },
-        "dashboard": {"service": {"type": "LoadBalancer"}, "tokens": {"seed": "a long random text"}},
+        "dashboard": {"service": {"type": "LoadBalancer"}, "tokens": {"seed": "a random text of more than 32 characters"}},
         "metrics": {"serviceMonitor": {"enabled": True}},
         "extraObjects": [
             {

@@ -21,7 +21,7 @@ def test_rendering_twice_without_a_cluster_gives_the_same_when_tokens_have_a_see
     assert case("existing-secrets") == case("existing-secrets")
     tokens = one(authority, "Secret", "fed-fedrep-dashboard-tokens")["data"]
     assert len(set(tokens.values())) == 3
-    other = render(MATRIX["authority"] | {"dashboard": {"tokens": {"seed": "another random text"}}})
+    other = render(MATRIX["authority"] | {"dashboard": {"tokens": {"seed": "another random text of as many characters"}}})
     changed = one(other, "Secret", "fed-fedrep-dashboard-tokens")["data"]
     assert not set(changed.values()) & set(tokens.values())
 

@@ -260,15 +260,26 @@ ipFamilies:
 {{- end -}}
 {{- end -}}
 
-{{- /* Called with (list $ secret...): changes when Secrets do that a pod reads only at its start. Without a cluster to look at
-       (helm template) it is always the same, and whoever changes a Secret restarts the pods. */ -}}
+{{- /* Called with (list $ secret...): changes when Secrets do that a pod reads only at its start. Annotations are read by more
+       people than Secrets, so it follows from the version the cluster gave a Secret and not from what is in it, which could be
+       guessed against a hash. Without a cluster to look at (helm template) it is always the same, and whoever changes a Secret
+       restarts the pods. */ -}}
 {{- define "fedrep.secretsChecksum" -}}
 {{- $root := index . 0 -}}
-{{- $data := list -}}
+{{- $versions := list -}}
 {{- range rest . -}}
-{{- if . -}}{{- $data = append $data ((lookup "v1" "Secret" $root.Release.Namespace .).data | default dict) -}}{{- end -}}
+{{- if . -}}
+{{- $found := (lookup "v1" "Secret" $root.Release.Namespace .).metadata | default dict -}}
+{{- $versions = append $versions (list . (get $found "uid") (get $found "resourceVersion")) -}}
 {{- end -}}
-{{- toJson $data | sha256sum -}}
+{{- end -}}
+{{- toJson $versions | sha256sum -}}
+{{- end -}}
+
+{{- /* The same for tokens that follow from a seed, without a cluster: 16 bits of what scrypt makes of it. A guess costs as much,
+       and of those that fit nearly all are wrong. */ -}}
+{{- define "fedrep.seedChecksum" -}}
+{{- derivePassword 1 "long" .Values.dashboard.tokens.seed (include "fedrep.dashboardTokens" .) "checksum/secrets" | sha256sum | trunc 4 | quote -}}
 {{- end -}}
 
 {{- /* Rules over several values, each with a sentence. Called once, from the service account. */ -}}
