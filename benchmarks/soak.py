@@ -196,8 +196,11 @@ async def soak(shape: Shape, window: int, keep: Callable[[list[Window]], None]) 
     return watch.windows, Played(shape.rounds, watch.ended, watch.last, len(stopwatch.skipped))
 
 
-def verdict(windows: list[Window], played: Played | None = None) -> dict[str, Any]:
+def verdict(windows: list[Window], played: Played | None = None, silos: int = 32) -> dict[str, Any]:
     """The last windows against those right after things have settled; `flat` says whether all limits hold.
+
+    Silos of one process share the threads in which they train, and make another whenever more of them than ever train at once: a
+    few more in their number are no growth.
 
     `growth_kb` is what a round adds to the memory, by the straight line through the windows; `seen_kb` is the least that the
     limit would not let pass. Without `played` it is the verdict on a run that goes on.
@@ -206,9 +209,11 @@ def verdict(windows: list[Window], played: Played | None = None) -> dict[str, An
     span = max(1, len(rest) // 4)
     early, late = rest[:span], rest[-span:]
 
+    slack = dict.fromkeys(COUNTS, COUNT_SLACK) | {"silos_threads": max(COUNT_SLACK, silos // 8)}
+
     def ratio(name: str) -> float:
         before, after = (float(statistics.median(_measured(w, name) for w in some)) for some in (early, late))
-        spare = COUNT_SLACK if name in COUNTS else 0  # one thread more or less is no growth
+        spare = slack.get(name, 0)
         return max(after - spare, min(after, before)) / max(before, 1e-9)
 
     memory = {name: ratio(name) for name in ("server_mb", "silos_mb")}
@@ -262,7 +267,7 @@ def _keep(
 ) -> None:
     """What is known by now, also of a run that somebody ends early."""
     so_far = {"played": windows[-1].last_round, "seconds": time.perf_counter() - started}
-    part.update(so_far, windows=[asdict(each) for each in windows], verdict=verdict(windows, played))
+    part.update(so_far, windows=[asdict(each) for each in windows], verdict=verdict(windows, played, part["silos"]))
     if path is not None:
         save(path, result)
 

@@ -83,3 +83,14 @@ def test_a_machine_that_grows_slower_is_not_taken_for_a_round_that_costs_more(sl
 
     assert verdict([*steady[:10], *(slowed(one, slower) for one in steady[10:])], WHOLE)["flat"] is True
     assert verdict([*steady[:10], *(slowed(one, 1.0) for one in steady[10:])], WHOLE)["flat"] is (slower == 1.0)
+
+
+def test_silos_that_train_at_once_may_need_a_few_threads_more_than_ever() -> None:
+    grown = [replace(one, silos_threads=128 + one.last_round // 200) for one in windows()]
+    assert verdict(grown, WHOLE, silos=128)["flat"] is True
+    assert verdict(grown, WHOLE, silos=32)["flat"] is True
+    grown = [replace(one, silos_threads=128 + one.last_round // 100) for one in windows()]
+    assert verdict(grown, WHOLE, silos=128)["flat"] is True
+    assert verdict(grown, WHOLE, silos=32)["flat"] is False
+    grown = [replace(one, silos_threads=128 + one.last_round // 40) for one in windows()]
+    assert verdict(grown, WHOLE, silos=128)["flat"] is False
