@@ -27,7 +27,13 @@ from fedrep_runtime.files import write_atomically
 
 _SIZES = ("paper", "cifar", "laptop", "smoke")
 # What is said of every experiment, from its cells; the rest of the settings is in the CSV files.
-_STATED = ("dataset", "model", "m", "f", "s", "rounds", "interval", "beta", "rate", "seed", "rule")
+_STATED = ("dataset", "model", "m", "f", "s", "rounds", "epochs", "interval", "beta", "rate", "seed", "rule")
+_LENGTHS = ("rounds", "epochs")
+
+
+def _length(result: Result) -> str:
+    """Which of the two decided how long the cell was trained."""
+    return "epochs" if result.cell.epochs > 0 else "rounds"
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,8 @@ class Section:
         """What was run, from the cells themselves and not from the preset."""
         parts = []
         for name in _STATED:
-            values = values_of(self.results, name)
+            cells = (result for result in self.results if name not in _LENGTHS or name == _length(result))
+            values = values_of(list(cells), name)
             if values:
                 parts.append(f"{name} {', '.join(map(str, values))}")
         return "; ".join(parts)

@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fedrep_lab.catalogue import load_experiment
 from fedrep_lab.cell import Cell
 from fedrep_lab.comparisons import FAILS, HOLDS, UNDECIDED, UNTESTED, Interval
+from fedrep_lab.report import Section
 from fedrep_lab.results import Result
 from fedrep_lab.scores import place_name, places_of
 from fedrep_lab.verdicts import judge
@@ -208,3 +210,15 @@ def test_the_error_memory_must_surely_double() -> None:
     assert judge("residual", "laptop", results((9.0, 10.0, 11.0))).status == HOLDS
     assert judge("residual", "laptop", results((1.0, 1.01, 0.99))).status == FAILS
     assert judge("residual", "laptop", results((1.0, 10.0, 4.0))).status == UNDECIDED
+
+
+def test_a_page_states_the_length_that_decided() -> None:
+    experiment = load_experiment("essentials")
+
+    def stated(*cells: dict[str, Any]) -> str:
+        results = [made_up(0.5, **cell) for cell in cells]
+        return Section(experiment, results, judge(experiment.verdict, "laptop", results), None).settings
+
+    assert "rounds 600; interval" in stated({"rounds": 600})
+    assert "epochs 5; interval" in stated({"rounds": 600, "epochs": 5})
+    assert "rounds 600; epochs 5; interval" in stated({"rounds": 600}, {"rounds": 100, "epochs": 5})
