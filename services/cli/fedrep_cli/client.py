@@ -22,7 +22,7 @@ from fedrep_cli.client_view import render_status, status_of, waiting_line
 from fedrep_cli.findings import render_findings
 from fedrep_cli.model_files import Form
 from fedrep_cli.output import JSON_HELP, complain, emit
-from fedrep_cli.settings_file import commented_toml, refuse_existing, write_new
+from fedrep_cli.settings_file import BUILT_IN, commented_toml, refuse_existing, write_new
 from fedrep_identity.certificates import REVOCATIONS_FILE, Credentials
 from fedrep_identity.folder import FederationAddresses
 from fedrep_runtime.collector import settle_collector
@@ -189,7 +189,7 @@ def silo_toml(server: str, run: str, role: str, credentials: Path, trainer: str,
         "role": role,
         "credentials": str(credentials),
         "state": "state",
-        "trainer": {"user_code": trainer} if trainer not in ("", "digits") else {"dataset": "digits"},
+        "trainer": {"user_code": trainer} if trainer not in ("", BUILT_IN) else {"dataset": BUILT_IN},
     }
     if part is not None:
         given["trainer"] |= {"shard_index": part[0] - 1, "shard_count": part[1]}
@@ -211,6 +211,11 @@ def read_settings(config: Path | None) -> SiloSettings:
         config = DEFAULT_CONFIG
     settings = load_silo_settings(config)
     if not settings.run and not settings.runs:
+        if config is None:
+            raise SettingsError(
+                f"There is no {DEFAULT_CONFIG} in this folder. Go to the silo's folder or name its settings with --config; "
+                "fedrep join sets a silo up."
+            )
         raise SettingsError(
             "No run is named. Set `run` in the silo's settings (fedrep client init writes a file), or FEDREP_CLIENT__RUN"
         )

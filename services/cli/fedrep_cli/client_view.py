@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 REFRESH_SECONDS = 0.25
 EPSILONS = ("epsilon_total", "epsilon_data_set", "record_epsilon")
-LABELS = {"at": "last sign of life", "now": "run of now"}
+LABELS = {"at": "last sign of life", "now": "run of now", "state": "the run, as last heard", "outcome": "last outcome"}
 
 
 async def show_rounds(daemon: SiloDaemon | Evaluator | Follower, console: Console | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -74,6 +75,8 @@ def read_token(token: str | None) -> str | None:
     if len(token) < LONGEST_PATH and Path(token).is_file():
         with Path(token).open() as file:
             return file.read(LARGEST_TOKEN + 1)
+    if len(token) < LONGEST_PATH and (os.sep in token or Path(token).suffix == ".token"):
+        raise InvalidInputError(f"There is no file {token}, and an invitation itself starts with {PREFIX}.")
     return token
 
 

@@ -15,7 +15,7 @@ from fedrep.errors import ConflictError, SettingsError
 from fedrep_cli.client import in_use, run_daemon, silo_toml
 from fedrep_cli.enroll import read_token
 from fedrep_cli.output import JSON_HELP, complain, emit
-from fedrep_cli.settings_file import commented_toml
+from fedrep_cli.settings_file import BUILT_IN, commented_toml
 from fedrep_cli.steps import DONE, KEPT, Step, lines, next_lines, plain, settings_step
 from fedrep_identity import enrolment_client
 from fedrep_identity.certificates import Credentials
@@ -28,7 +28,6 @@ from fedrep_silo.config import load_silo_settings
 
 app = typer.Typer(add_completion=False)
 
-BUILT_IN = "digits"
 EVERY_RUN = "*"
 
 

@@ -67,6 +67,9 @@ EXIT_CODES: Final[dict[int, str]] = {
 }
 
 COMPLETE_VARIABLE: Final = "_FEDREP_COMPLETE"  # set by the shell, see `fedrep_cli.completion`
+LOOK_THERE: Final = (
+    "Check the address, and that the server runs there (fedrep up, or fedrep server); fedrep doctor looks how far one gets."
+)
 UNREACHABLE_STATUS: Final = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED"})
 OWN_PACKAGES: Final = frozenset(
     {"fedrep"}
@@ -157,8 +160,10 @@ def _explain(program: str, command: Command, error: Exception) -> int:
         return USAGE
     status = _grpc_status(error)
     if status is not None:
-        complain(program, f"{status[1] or 'the server gave no reason'} ({status[0]}).")
-        return CANNOT_CONNECT if status[0] in UNREACHABLE_STATUS else FAILED
+        said = f"{status[1] or 'the server gave no reason'} ({status[0]})."
+        unreachable = status[0] in UNREACHABLE_STATUS
+        complain(program, f"the server cannot be reached: {said} {LOOK_THERE}" if unreachable else said)
+        return CANNOT_CONNECT if unreachable else FAILED
     if isinstance(error, ConnectionError | TimeoutError):
         complain(program, f"cannot connect: {error or type(error).__name__}.")
         return CANNOT_CONNECT

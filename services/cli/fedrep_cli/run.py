@@ -26,7 +26,7 @@ from fedrep_cli.output import JSON_HELP, complain, emit
 from fedrep_cli.run_costs import Costs, costs_text
 from fedrep_cli.run_view import lines as reckoned_lines
 from fedrep_cli.run_view import reckoned
-from fedrep_cli.settings_file import commented_toml, existing, write_new
+from fedrep_cli.settings_file import BUILT_IN, commented_toml, existing, write_new
 from fedrep_identity.certificates import Credentials
 from fedrep_identity.folder import learned_server
 from fedrep_runtime.model_files import read_model
@@ -84,7 +84,11 @@ def initial_model(
         typer.Option("--config", help="Settings of a silo, whose [trainer] makes the model; client.toml if there is one."),
     ] = None,
     trainer: Annotated[
-        str | None, typer.Option("--trainer", help="module:function in this folder that makes the trainer, instead of settings.")
+        str | None,
+        typer.Option(
+            "--trainer",
+            help=f"module:function in this folder that makes the trainer, instead of settings; {BUILT_IN} as in join.",
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -94,13 +98,20 @@ def initial_model(
     from fedrep_trainers.layout import write_model
 
     settings = load_silo_settings(config or (None if trainer else existing("client.toml")))
-    if trainer is not None:
+    if trainer is not None and trainer != BUILT_IN:
         own = settings.trainer.model_copy(update={"user_code": trainer, "user_code_dir": Path.cwd()})
         settings = settings.model_copy(update={"trainer": own})
     made = make_trainer(settings)
     vector = made.initial()
     write_model(target, made.layout, vector)
-    emit({"file": str(target), "parameters": vector.size}, as_json, lambda r: f"Wrote {r['file']}, {r['parameters']} parameters.")
+    made_by = settings.trainer.user_code or f"{settings.trainer.model} on {settings.trainer.dataset}"
+    emit(
+        {"file": str(target), "parameters": vector.size, "trainer": made_by},
+        as_json,
+        lambda r: (
+            f"Wrote {r['file']}, {r['parameters']} parameters, as made by {r['trainer']}. Silos with another trainer refuse it."
+        ),
+    )
 
 
 @app.command()
@@ -113,6 +124,9 @@ def create(
     as_json: Json = False,
 ) -> None:
     """Check, sign and create a run; prints the preflight and the plan."""
+    for path, command in ((config, "fedrep run init"), (model, "fedrep run model --trainer (as at the silos)")):
+        if not path.exists():
+            raise SettingsError(f"There is no {path}. Write it with {command}, or give another path.")
     settings = load_settings(RunConfig, config, "FEDREP_RUN")
     layout, vector = read_model(model)
     manifest = settings.manifest(vector.size, bytes.fromhex(layout.digest), model_hash(vector))

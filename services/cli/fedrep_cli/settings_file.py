@@ -11,6 +11,8 @@ from fedrep.errors import SettingsError
 from fedrep_cli.output import emit
 from fedrep_runtime.toml_text import toml_value
 
+BUILT_IN = "digits"  # the trainer of a silo that has none of its own yet
+
 
 def commented_toml(cls: type[BaseModel], title: str, values: dict[str, Any] | None = None) -> str:
     """`values` are written as real lines; everything else is a comment."""
