@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from fedrep.errors import FedrepError
 from fedrep_cli.output import complain
@@ -83,7 +83,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except BrokenPipeError:
         return _reader_gone()
+    if argv is None:
+        end_over_training(code)
     return code
+
+
+def end_over_training(code: int) -> None:
+    """Does not return while a training goes on that was not waited for: Python would end its thread in the middle of a library's
+    C++, which aborts the process, and a supervisor would take a silo that left politely for one that crashed."""
+    training: Any = sys.modules.get("fedrep_silo.training")
+    if training is not None and training.is_under_way():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def _main(argv: Sequence[str] | None) -> int:

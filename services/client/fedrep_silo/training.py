@@ -91,6 +91,7 @@ async def in_thread(function: Callable[[], T]) -> T:
     def work() -> None:
         result: T | None = None
         problem: Exception | None = None
+        _working.add(threading.get_ident())
         try:
             result = function()
         except Exception as error:
@@ -98,6 +99,8 @@ async def in_thread(function: Callable[[], T]) -> T:
             problem = RuntimeError("StopIteration: the data ran out") if isinstance(error, StopIteration) else error
         except BaseException as error:  # sys.exit() in user code ends a training, not the silo
             problem = RuntimeError(repr(error))
+        finally:
+            _working.discard(threading.get_ident())
         with suppress(RuntimeError):  # the loop is closed: the daemon has left meanwhile
             loop.call_soon_threadsafe(settle, result, problem)
 
@@ -110,7 +113,14 @@ async def in_thread(function: Callable[[], T]) -> T:
     return await done
 
 
+def is_under_way() -> bool:
+    """Whether some training goes on, be it that nobody waits for it any more."""
+    return bool(_working)
+
+
 Work = Callable[[], None]
+
+_working: set[int] = set()
 
 REST_SECONDS = 60.0
 
@@ -118,6 +128,7 @@ REST_SECONDS = 60.0
 # called it, so the next training goes to the thread of the last one; those that a crowd once needed leave again.
 _resting: list[SimpleQueue[Work]] = []
 os.register_at_fork(after_in_child=_resting.clear)  # threads do not pass on to a child
+os.register_at_fork(after_in_child=_working.clear)
 
 
 def _serve(tasks: SimpleQueue[Work]) -> None:
