@@ -21,7 +21,7 @@ from typer.main import get_command
 
 from fedrep.errors import InvalidInputError
 from fedrep.privacy import coordinate_epsilon
-from fedrep_cli.main import COMMANDS, EXIT_CODES, Command, main
+from fedrep_cli.main import CANNOT_CONNECT, COMMANDS, EXIT_CODES, Command, main
 from fedrep_cli.output import emit
 
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
@@ -196,7 +196,10 @@ def test_a_failed_call_says_what_the_server_said(
 
     command(raising(Failed()))
     assert main(["fake"]) == code
-    assert capsys.readouterr().err == f"fedrep fake: the server said so ({status}).\n"
+    said = capsys.readouterr().err
+    assert f"the server said so ({status})." in said
+    assert said.count("\n") == 1
+    assert ("fedrep doctor" in said) is (code == CANNOT_CONNECT), "only who cannot connect is sent to look"
 
 
 def test_an_interrupted_command_is_quiet(
