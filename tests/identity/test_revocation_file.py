@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import shutil
 from pathlib import Path
 
@@ -100,3 +101,27 @@ def test_an_authority_restored_from_a_backup_can_still_revoke(tmp_path: Path) ->
     restored.revoke("hospital-a")
     server.update_revocations((restored.folder / "crl.pem").read_bytes())
     assert refused(server, silo.chain)
+
+
+def test_a_list_that_could_not_be_kept_is_asked_for_again(
+    authority: CertificateAuthority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "silo"
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def scenario() -> None:
+        async with serving(authority) as server:
+            await enrol(invitation_for(authority, server).token(), folder)
+            address = f"127.0.0.1:{server.certificate_port}"
+            source = AuthorityRevocations(address, lambda: Credentials.load(folder), keep=folder / "crl.pem")
+            with monkeypatch.context() as disk:
+                disk.setattr("fedrep_identity.enrolment_client.keep_revocations", full)
+                with pytest.raises(OSError, match="No space left"):
+                    await source()
+            assert await source() is not None
+            assert await source() is None, "now it is kept, and nothing has changed"
+            await source.close()
+
+    asyncio.run(scenario())

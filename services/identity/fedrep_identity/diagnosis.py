@@ -19,9 +19,10 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from fedrep.errors import CryptoError, FedrepError
-from fedrep_identity.certificates import CLOCK_SKEW, Credentials, TrustStore
+from fedrep_identity.certificates import CLOCK_SKEW, REVOCATIONS_FILE, Credentials, TrustStore
 from fedrep_identity.enrolment_client import UnreachableError, get_revocations, split_address
-from fedrep_identity.folder import FederationAddresses, known_revocations, renewal_time
+from fedrep_identity.folder import FederationAddresses, renewal_time
+from fedrep_identity.revocation_file import known_revocations
 from fedrep_runtime.proxy import open_connection, proxy_for
 from fedrep_runtime.status import reason_of
 from fedrep_runtime.tls import channel_options, client_channel_credentials
@@ -105,7 +106,7 @@ def _own_certificate(credentials: Credentials, folder: Path, now: dt.datetime) -
     certificate = credentials.certificate
     end = certificate.not_valid_after_utc
     try:
-        known = known_revocations(folder)
+        known = known_revocations(folder / REVOCATIONS_FILE)
         credentials.check(None, now)  # the certificate first: a list of another authority is then no surprise
         credentials.check(known, now)
         trust = credentials.trust_store(known)

@@ -167,9 +167,9 @@ class AuthorityRevocations:
             raise
         if not answer.revocations:
             return None
-        self._known = hashlib.sha256(answer.revocations).digest()
         if self._keep is not None:
             keep_revocations(self._keep, answer.revocations, credentials.root)
+        self._known = hashlib.sha256(answer.revocations).digest()  # what could not be kept is asked for again
         return answer.revocations
 
     async def close(self) -> None:

@@ -36,7 +36,8 @@ from fedrep_identity.certificates import (
 )
 from fedrep_identity.keyfile import private_key_pem
 from fedrep_identity.names import Identity
-from fedrep_identity.revocation_file import merged_revocations
+from fedrep_identity.revocation import pem_blocks
+from fedrep_identity.revocation_file import known_revocations, merged_revocations
 from fedrep_runtime.files import sync_folder, write_atomically
 from fedrep_runtime.json_text import parsed
 from fedrep_runtime.tls import KeyPair
@@ -116,7 +117,7 @@ def install(
     expected: Identity | None = None,
 ) -> Credentials:
     """Check a certificate that came back, then put it in place. Whatever fails leaves the folder as it was."""
-    merged = merged_revocations(known_revocations(folder), revocations, root)
+    merged = merged_revocations(known_revocations(folder / REVOCATIONS_FILE), revocations, root)
     trust = TrustStore(root)
     trust.update_revocations(merged)
     peer = trust.verify(chain)
@@ -149,11 +150,6 @@ def install(
     return Credentials.load(folder)
 
 
-def known_revocations(folder: Path) -> bytes:
-    path = folder / REVOCATIONS_FILE
-    return path.read_bytes() if path.exists() else b""
-
-
 def promote(folder: Path) -> None:
     """Key first: between the two renames the new key matches `next-cert.pem`, which `Credentials.load` tries first."""
     (folder / NEXT_KEY_FILE).replace(folder / KEY_FILE)
@@ -181,7 +177,7 @@ def _holds(path: Path, public: object) -> bool:
 
 def pack_bundle(chain: bytes, root: bytes, revocations: bytes) -> bytes:
     """Everything an air-gapped silo needs, in one PEM file; nothing in it is secret."""
-    return chain + root + b"".join(_lists_of(revocations))
+    return chain + root + b"".join(pem_blocks(revocations))
 
 
 def install_bundle(
@@ -199,7 +195,7 @@ def install_bundle(
     check_root(to_der(roots[0]), root_fingerprint)
     chain = to_pem(certificate for certificate in certificates if certificate is not roots[0])
     intermediates = to_pem(load_chain(chain)[1:]) if chain.count(b"BEGIN CERTIFICATE") > 1 else b""
-    revocations = intermediates + b"".join(_lists_of(bundle))
+    revocations = intermediates + b"".join(pem_blocks(bundle))
     return install(folder, chain, to_pem(roots), revocations, addresses=addresses)
 
 
@@ -216,8 +212,3 @@ def renewal_time(certificate: x509.Certificate) -> dt.datetime:
     """Two thirds into its life: ten days remain to notice and mend a renewal that fails."""
     start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     return start + (end - start) * 2 / 3
-
-
-def _lists_of(bundle: bytes) -> list[bytes]:
-    begin, end = b"-----BEGIN X509 CRL-----", b"-----END X509 CRL-----"
-    return [begin + part.partition(end)[0] + end + b"\n" for part in bundle.split(begin)[1:]]

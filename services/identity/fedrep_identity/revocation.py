@@ -15,7 +15,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 
 from fedrep.errors import CryptoError
 
-_PEM_CRL = b"-----BEGIN X509 CRL-----"
+_BEGIN, _END = b"-----BEGIN X509 CRL-----", b"-----END X509 CRL-----"
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class RevocationList:
     issued: dt.datetime
     next_update: dt.datetime
     revoked: Mapping[int, dt.datetime] = field(repr=False)
+    pem: bytes = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,8 @@ def parse_revocations(bundle: bytes, authorities: Iterable[x509.Certificate]) ->
 
 
 def pem_blocks(bundle: bytes) -> list[bytes]:
-    return [_PEM_CRL + rest for rest in bundle.split(_PEM_CRL)[1:]]
+    """The lists in a bundle, each as it stands there, without what lies between them."""
+    return [_BEGIN + rest.partition(_END)[0] + _END + b"\n" for rest in bundle.split(_BEGIN)[1:]]
 
 
 def _checked(pem: bytes, by_name: Mapping[bytes, x509.Certificate]) -> RevocationList:
@@ -91,7 +93,7 @@ def _checked(pem: bytes, by_name: Mapping[bytes, x509.Certificate]) -> Revocatio
             "Somebody may have changed it; fetch it again from the certificate authority.",
             reason="BAD_REVOCATION_LIST",
         )
-    return RevocationList(issuer, number, parsed.last_update_utc, next_update, revoked)
+    return RevocationList(issuer, number, parsed.last_update_utc, next_update, revoked, pem)
 
 
 def _signed_by(authority: x509.Certificate, revoked: x509.CertificateRevocationList) -> bool:

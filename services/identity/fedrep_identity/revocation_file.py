@@ -8,40 +8,33 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from fedrep.errors import CryptoError
 from fedrep_identity.certificates import TrustStore, load_chain
-from fedrep_identity.revocation import pem_blocks
 from fedrep_runtime.files import write_atomically
 
 
 def keep_revocations(path: Path, bundle: bytes, root: bytes) -> None:
     """CryptoError if the root does not vouch for the bundle; the file is then as it was."""
-    try:
-        before = path.read_bytes()
-    except FileNotFoundError:
-        before = b""
+    before = known_revocations(path)
     merged = merged_revocations(before, bundle, root)
     if merged != before:
         write_atomically(path, merged, 0o644)
 
 
+def known_revocations(path: Path) -> bytes:
+    return path.read_bytes() if path.exists() else b""
+
+
 def merged_revocations(before: bytes, bundle: bytes, root: bytes) -> bytes:
     """Of both bundles the newest list of each authority, with the intermediates that signed them."""
-    TrustStore(root).update_revocations(bundle)
+    trust = TrustStore(root)
     try:
-        TrustStore(root).update_revocations(before)
+        trust.update_revocations(before)
     except CryptoError:  # of another federation, or no longer whole
         before = b""
-    newest: dict[bytes, tuple[int, bytes]] = {}
-    for block in (*pem_blocks(before), *pem_blocks(bundle)):
-        parsed = x509.load_pem_x509_crl(block)
-        number = parsed.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
-        issuer = parsed.issuer.public_bytes()
-        if issuer not in newest or number > newest[issuer][0]:
-            newest[issuer] = (number, parsed.public_bytes(Encoding.PEM))
+    trust.update_revocations(bundle)
     both = (load_chain(each) for each in (before, bundle) if b"BEGIN CERTIFICATE" in each)
     signers = {certificate.public_bytes(Encoding.PEM): None for chain in both for certificate in chain}
-    return b"".join((*signers, *(block for _, block in newest.values())))
+    return b"".join((*signers, *(known.pem for known in trust.revoked.lists.values())))
