@@ -42,8 +42,10 @@ def test_a_run_without_a_model_is_told_how_to_make_one(capsys: pytest.CaptureFix
     assert "There is no init.safetensors. Write it with fedrep run model --trainer" in capsys.readouterr().err
 
 
-def test_the_trainer_to_try_out_makes_a_model_too_and_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "model", "--trainer", "digits", "--json"]) == OK
+@pytest.mark.parametrize("beside", [[], ["--config", "client.toml"]], ids=["alone", "beside settings of another trainer"])
+def test_the_trainer_to_try_out_makes_a_model_too_and_is_named(beside: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    Path("client.toml").write_text('run = "first-run"\n[trainer]\nuser_code = "mine:build"\n')
+    assert main(["run", "model", "--trainer", "digits", "--json", *beside]) == OK
     said = json.loads(capsys.readouterr().out)
     assert said["file"] == "init.safetensors"
     assert "digits" in said["trainer"]

@@ -58,7 +58,7 @@ async def _credentials_and_connection(settings: SiloSettings) -> list[Row]:
 
 
 def _trainer(settings: SiloSettings) -> tuple[Trainer | None, list[Row]]:
-    source = settings.trainer.user_code or f"{settings.trainer.model} on {settings.trainer.dataset}"
+    source = settings.trainer.source
     started = time.monotonic()
     try:
         trainer = make_trainer(settings)

@@ -98,15 +98,15 @@ def initial_model(
     from fedrep_trainers.layout import write_model
 
     settings = load_silo_settings(config or (None if trainer else existing("client.toml")))
-    if trainer is not None and trainer != BUILT_IN:
-        own = settings.trainer.model_copy(update={"user_code": trainer, "user_code_dir": Path.cwd()})
+    if trainer is not None:
+        made_by = {"user_code": None, "dataset": BUILT_IN} if trainer == BUILT_IN else {"user_code": trainer}
+        own = settings.trainer.model_copy(update=made_by | {"user_code_dir": Path.cwd()})
         settings = settings.model_copy(update={"trainer": own})
     made = make_trainer(settings)
     vector = made.initial()
     write_model(target, made.layout, vector)
-    made_by = settings.trainer.user_code or f"{settings.trainer.model} on {settings.trainer.dataset}"
     emit(
-        {"file": str(target), "parameters": vector.size, "trainer": made_by},
+        {"file": str(target), "parameters": vector.size, "trainer": settings.trainer.source},
         as_json,
         lambda r: (
             f"Wrote {r['file']}, {r['parameters']} parameters, as made by {r['trainer']}. Silos with another trainer refuse it."

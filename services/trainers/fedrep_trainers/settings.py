@@ -108,5 +108,10 @@ class TrainerSettings(BaseModel):
         return self
 
     @property
+    def source(self) -> str:
+        """What makes the trainer, for people."""
+        return self.user_code or f"{self.model} on {self.dataset}"
+
+    @property
     def augments(self) -> bool:
         return self.dataset == "cifar10" if self.augment is None else self.augment
