@@ -1,6 +1,6 @@
 """Images per second of the lab's training of all silos, against a plain loop over the service's trainers.
 
-    python -m benchmarks.lab_batching [--silos 32] [--repeats 5] [--models small_cnn resnet20]
+    python -m benchmarks.lab_batching [--silos 32] [--repeats 5] [--models small_cnn resnet20] [--json PATH]
 
 Both train the same silos on the same batches, interleaved, on one thread; the table gives the most images per second of
 processor time of a local step of all silos, which other work on the machine disturbs least. `plain` is a loop over one trainer
@@ -11,16 +11,17 @@ everybody's images, or, with batch norm, one module for all in turn, channels la
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks.machine import save
 from fedrep_lab.cell import Cell
 from fedrep_lab.silos import LoopedSilos, Silos, build_on
 from fedrep_trainers.datasets import ImageDataset
@@ -40,13 +41,10 @@ def main() -> None:
     parser.add_argument("--silos", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--models", nargs="+", default=["mlp", "small_cnn", "resnet20"], choices=list(_KINDS))
-    parser.add_argument("--json", action="store_true", help="Print JSON.")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows = [measured(name, options.silos, options.repeats) for name in options.models]
-    if options.json:
-        print(json.dumps(rows))
-        return
     print(
         f"{options.silos} silos, batches of 25 images, one thread, best of {options.repeats}, images per second of processor time"
     )
@@ -54,6 +52,8 @@ def main() -> None:
     for row in rows:
         speed_up = row["lab"] / row["plain"]
         print(f"{row['model']:12} {row['parameters']:>10,} {row['plain']:>8,.0f} {row['lab']:>8,.0f} {speed_up:>8.2f}x")
+    if options.json:
+        save(options.json, {"silos": options.silos, "repeats": options.repeats, "batch": Cell().batch_size, "rows": rows})
 
 
 def measured(name: str, silos: int, repeats: int) -> dict[str, Any]:

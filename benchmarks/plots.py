@@ -27,9 +27,17 @@ def draw(results: dict[str, Any], folder: Path) -> list[Path]:
             pictures.append(_save(_rounds(rivals["rounds"]), folder / "bench-rounds.svg"))
         if rivals["poisoned"]:
             pictures.append(_save(_poisoned(rivals["poisoned"]), folder / "bench-poisoned.svg"))
+        if "aggregators" in results:
+            pictures.append(_save(_rules(largest(results["aggregators"]["rows"])), folder / "bench-rules.svg"))
         if "scaling" in results:
             pictures.append(_save(_scaling(results["scaling"]["axes"]), folder / "bench-scaling.svg"))
     return pictures
+
+
+def largest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rules at the most parameters of those that were measured, where the peer had the memory to run."""
+    most = max(row["d"] for row in rows)
+    return [row for row in rows if row["d"] == most and row["ratio"] is not None]
 
 
 def _save(figure: Figure, path: Path) -> Path:
@@ -72,6 +80,28 @@ def _poisoned(rows: list[dict[str, Any]]) -> Figure:
     axes.set_ylabel("test accuracy, two of ten poisoned")
     axes.set_ylim(0, 1)
     axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return figure
+
+
+def _rules(rows: list[dict[str, Any]]) -> Figure:
+    figure = Figure(figsize=(7.5, 0.36 * len(rows) + 1.0))
+    axes = figure.subplots()
+    places = range(len(rows))
+    axes.barh(
+        [place + 0.2 for place in places], [row["peer_ms"] for row in rows], 0.4, color="0.8", edgecolor="black", label="byzfl"
+    )
+    axes.barh(
+        [place - 0.2 for place in places], [row["ours_ms"] for row in rows], 0.4,
+        color="white", edgecolor="black", hatch="///", label="FedREP",
+    )  # fmt: skip
+    for place, row in zip(places, rows, strict=True):
+        axes.text(row["peer_ms"] * 1.15, place, f"{row['ratio']:.1f}x", va="center", fontsize=8)
+    axes.set_yticks(places, [f"{row['rule'].replace('_', ' ')}, {row['n']} vectors" for row in rows])
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    axes.set_xlim(min(row["ours_ms"] for row in rows) / 3, 5 * max(row["peer_ms"] for row in rows))
+    axes.set_xlabel(f"milliseconds, d = {rows[0]['d']:,}; the ratio beside each pair")
+    axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=2)
     return figure
 
 

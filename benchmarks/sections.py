@@ -7,6 +7,8 @@ import textwrap
 from collections.abc import Callable
 from typing import Any
 
+from benchmarks.plots import largest
+
 Figures = dict[str, Any]
 
 HEAD = """
@@ -104,12 +106,16 @@ def secagg(figures: Figures) -> list[str]:
 
 
 def aggregators(figures: Figures) -> list[str]:
-    largest = max(row["d"] for row in figures["rows"])
-    columns = ("ours_ms", "peer_ms", "ratio", "ours_extra_mb", "peer_extra_mb")
-    chosen = [row for row in figures["rows"] if row["d"] == largest and row["ratio"] is not None]
+    chosen = largest(figures["rows"])
+    columns = ("ours_ms", "peer_ms", "ratio", "cpu_ratio", "ours_extra_mb", "peer_extra_mb")
     rows = [[row["rule"], str(row["n"]), *(number(row[name]) for name in columns)] for row in chosen]
-    head = ["rule", "vectors", "FedREP, ms", "byzfl, ms", "ratio", "FedREP, extra MB", "byzfl, extra MB"]
-    lines = [f"f = {figures['f']}, d = {largest:,}; byzfl by the faster of its numpy and torch paths.", "", *table(head, rows)]
+    head = ["rule", "vectors", "FedREP, ms", "byzfl, ms", "ratio", "ratio of CPU", "FedREP, extra MB", "byzfl, extra MB"]
+    lines = [f"f = {figures['f']}, d = {chosen[0]['d']:,}; byzfl by the faster of its numpy and torch paths.", ""]
+    lines += [
+        *table(head, rows),
+        "",
+        "![Milliseconds of each rule, byzfl and FedREP, on a logarithmic scale](images/bench-rules.svg)",
+    ]
     return [*lines, "", *(f"- {text}" for text in figures["differences"]), "", f"Peer: {', '.join(figures['peer'])}."]
 
 
@@ -213,6 +219,19 @@ def silo(figures: Figures) -> list[str]:
     return [prose(text), "", *table(["d", "ms of CPU", "ns per parameter", "of a training step"], rows)]
 
 
+def lab_batching(figures: Figures) -> list[str]:
+    rows = [
+        [row["model"], f"{row['parameters']:,}", number(row["plain"]), number(row["lab"]), f"{row['lab'] / row['plain']:.2f}"]
+        for row in figures["rows"]
+    ]
+    text = f"""
+    The lab trains all silos of a cell at once ([how](lab.md#what-is-simulated-and-what-is-not)): images per second of processor
+    time of one local step of {figures["silos"]} silos with batches of {figures["batch"]}, one thread, best of
+    {figures["repeats"]} interleaved turns, against a plain loop over the service's trainers.
+    """
+    return [prose(text), "", *table(["model", "parameters", "plain loop", "lab", "ratio"], rows)]
+
+
 def server_memory(figures: Figures) -> list[str]:
     peak, idle = number(figures["peak_mb"]), number(figures["idle_mb"])
     return [f"{figures['silos']} silos, d = {figures['parameters']:,}: {peak} MB at most, of it {idle} MB before there is a run."]
@@ -271,6 +290,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Figures], list[str]]]] = {
     "scaling": ("Growth", scaling),
     "silo": ("A silo's own work", silo),
     "server_memory": ("The server's memory", server_memory),
+    "lab_batching": ("The lab's training", lab_batching),
     "soak": ("Rounds on end", soak),
     "chaos": ("Faults", chaos),
 }

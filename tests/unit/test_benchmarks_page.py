@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.__main__ import BENCHMARKS
+from benchmarks.environment import ROOT
 from benchmarks.plots import draw
 from benchmarks.report import IMAGES, PAGE, kept, page
 from benchmarks.sections import number
@@ -33,3 +35,9 @@ def test_every_kept_result_says_where_and_when_it_was_measured() -> None:
 @pytest.mark.parametrize(("value", "text"), [(0, "0"), (0.01234, "0.0123"), (12.345, "12.3"), (99999.4, "99,999")])
 def test_numbers_have_three_digits_and_no_powers(value: float, text: str) -> None:
     assert number(value) == text
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_every_benchmark_writes_its_figures_where_it_is_told(name: str) -> None:
+    """Read, not run: what some of them import takes longer than all tests of this file."""
+    assert '"--json", type=Path' in (ROOT / "benchmarks" / f"{name}.py").read_text(encoding="utf-8")
