@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,16 @@ ROOM = 2 << 30
 def pytest_configure(config: pytest.Config) -> None:
     config.option.loadscopereorder = False  # xdist would begin with the files of most tests, and so end with the longest ones
     write_in_memory()
+    compile_once()
+
+
+def compile_once() -> None:
+    """What Python compiles is kept even where PYTHONDONTWRITEBYTECODE is set: else hundreds of processes compile us again.
+
+    Installed packages bring theirs along; this is about our own modules, and about the tests with their rewritten assertions.
+    """
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
 
 
 def write_in_memory() -> None:
