@@ -18,7 +18,15 @@ from fedrep_runtime.settings import load_settings
 from fedrep_silo.config import load_silo_settings
 
 FILES = {"README.md", "client.toml", "run.toml", "test_trainer.py", "trainer.py"}
-SIZE = "from trainer import build; from fedrep_trainers import TrainerSettings; print(build(TrainerSettings()).layout.size)"
+# One process for both, and none of the plugins that happen to be installed here: whoever has pytest alone has enough.
+OWN_TEST_AND_SIZE = """
+import sys, pytest
+if pytest.main(["-q", "-p", "no:cacheprovider"]) != 0:
+    sys.exit(1)
+from trainer import build
+from fedrep_trainers import TrainerSettings
+print(build(TrainerSettings()).layout.size)
+"""
 
 
 @pytest.mark.slow
@@ -34,13 +42,13 @@ def test_a_new_folder_passes_its_own_test_and_its_run_can_work(
     folder = tmp_path / "first"
     assert {path.name for path in folder.iterdir()} == set(result["files"]) == FILES
     assert result["next"] == "cd first && fedrep simulate"
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"], cwd=folder, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout
-    sized = subprocess.run([sys.executable, "-c", SIZE], cwd=folder, capture_output=True, text=True, check=True)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    done = subprocess.run([sys.executable, "-c", OWN_TEST_AND_SIZE], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 passed" in done.stdout
+    size = int(done.stdout.splitlines()[-1])
     config = load_settings(RunConfig, folder / "run.toml", "FEDREP_RUN")
-    assert preflight(config.manifest(int(sized.stdout), b"\0" * 32, b"\0" * 32)) == []
+    assert preflight(config.manifest(size, b"\0" * 32, b"\0" * 32)) == []
     settings = load_silo_settings(folder / "client.toml")
     assert (settings.run, settings.trainer.user_code, config.name) == ("first", "trainer:build", "first")
     assert KINDS[kind].install in (folder / "README.md").read_text()
