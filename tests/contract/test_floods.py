@@ -25,7 +25,7 @@ from fedrep.wire import chunks
 from fedrep.wire.v1 import federation_pb2 as pb
 from fedrep.wire.v1 import observer_pb2
 from fedrep.wire.v1.observer_pb2_grpc import ObserverServiceStub
-from fedrep_server.calls import expected, export, limits, model_shelf, observer, servicer
+from fedrep_server.calls import expected, export, interceptor, limits, model_shelf, observer, servicer
 from fedrep_server.operations.app import WINDOW_BYTES
 from fedrep_server.rounds import presence_notes
 from tests.contract.refusals import changed
@@ -36,6 +36,7 @@ from tests.harness.people import People
 
 PREFIX = "/fedrep.wire.v1.FederationService/"
 SINGLE = ("Join", "GetCertificates", "Abstain", "GetSurvivors", "ConfirmSurvivors", "RevealShares", "ReportMetrics", "Leave")
+SELDOM = 1e-6  # calls a second
 NOISE = b"\xff"  # bytes that no decoder takes: who says MALFORMED has decoded them
 
 
@@ -257,8 +258,16 @@ def test_a_silo_that_calls_too_often_is_refused_until_time_has_passed() -> None:
     assert accepted("silo-a", 1000.0) == 20
 
 
+@pytest.fixture
+def refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each caller has one call, however long a test takes. That a refusal is held back is a test of its own."""
+    monkeypatch.setattr(limits.Turnstile, "BURST_SECONDS", 1.5 / SELDOM)
+    monkeypatch.setattr(interceptor, "HELD_SECONDS", 0.0)
+
+
+@pytest.mark.usefixtures("refused_at_once")
 def test_the_server_counts_calls(people: People, tmp_path: Path) -> None:
-    with LiveServer(people, tmp_path, calls_per_second=0.2) as server:
+    with LiveServer(people, tmp_path, calls_per_second=SELDOM) as server:
         call = raw(server, "Leave")
         codes = {refusal(lambda: call(pb.LeaveRequest().SerializeToString(), timeout=SECONDS)) for _ in range(4)}
         assert codes == {("NOT_FOUND", "UNKNOWN_RUN"), ("RESOURCE_EXHAUSTED", "TOO_MANY_CALLS")}
@@ -300,9 +309,10 @@ def test_a_silo_has_one_download_at_a_time_and_all_downloads_share_one_copy(
             stream.cancel()
 
 
+@pytest.mark.usefixtures("refused_at_once")
 def test_the_server_counts_the_downloads_of_silos_and_evaluators(people: People, tmp_path: Path) -> None:
     """The certificate of a viewer may be that of a dashboard, with many people behind it."""
-    with LiveServer(people, tmp_path, calls_per_second=0.2) as server:
+    with LiveServer(people, tmp_path, calls_per_second=SELDOM) as server:
         codes = {}
         for name in ("silo-a", "evaluator", "viewer"):
             stub: Any = ObserverServiceStub(server.channel(name))  # type: ignore[no-untyped-call]
@@ -312,6 +322,7 @@ def test_the_server_counts_the_downloads_of_silos_and_evaluators(people: People,
         assert codes == {"silo-a": counted, "evaluator": counted, "viewer": {"UNKNOWN_RUN"}}
 
 
+@pytest.mark.usefixtures("refused_at_once")
 def test_a_silo_that_calls_too_often_hears_so_a_little_later(
     people: People, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -322,7 +333,7 @@ def test_a_silo_that_calls_too_often_hears_so_a_little_later(
         while not go_on.is_set():
             await asyncio.sleep(0.01)
 
-    with LiveServer(people, tmp_path, calls_per_second=0.1) as server:
+    with LiveServer(people, tmp_path, calls_per_second=SELDOM) as server:
         monkeypatch.setattr(server.running.gate, "hold", hold)
         call = raw(server, "Leave")
         assert refusal(lambda: call(b"", timeout=SECONDS)) == ("NOT_FOUND", "UNKNOWN_RUN")

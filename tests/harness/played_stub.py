@@ -65,13 +65,17 @@ class PlayedStub:
     def __init__(self, channel: grpc.Channel) -> None:
         self.sending: queue.Queue[pb.PlayRequest | None] = queue.Queue()
         self.last = 0
+        self._given_up = False
         self._answers: dict[int, queue.Queue[Any]] = {}
         self._stream: Any = FederationServiceStub(channel).Play(iter(self.sending.get, None))  # type: ignore[no-untyped-call]
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def close(self) -> None:
+        """The server ends the stream when it has answered everything; an answer that was given up is not waited for."""
         self.sending.put(None)
+        if self._given_up:
+            self._stream.cancel()
         self._reader.join()
 
     def _read(self) -> None:
@@ -101,6 +105,7 @@ class PlayedStub:
             try:
                 answer = answers.get(timeout=timeout or 120.0)
             except queue.Empty:
+                self._given_up = True
                 late = status_pb2.Status(code=grpc.StatusCode.DEADLINE_EXCEEDED.value[0])
                 raise PlayedRefusal(late.SerializeToString()) from None
             if isinstance(answer, grpc.RpcError):
