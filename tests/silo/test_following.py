@@ -20,6 +20,12 @@ from tests.harness.federation import Federation, StubTrainer
 from tests.harness.scenarios import serve
 
 
+@pytest.fixture(autouse=True)
+def silos_look_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new run is found by asking again: what happens then is tested, and not how long a silo in production pauses."""
+    monkeypatch.setattr("fedrep_silo.following.LOOK_SECONDS", 0.1)
+
+
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Federation:
     return Federation.create(tmp_path_factory.mktemp("following"), silos=4)
