@@ -18,18 +18,23 @@ setup: $(STAMPS)/installed $(STAMPS)/web ## Make the virtual environment and bui
 $(STAMPS)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  echo "FedREP needs Python 3.11 or newer as '$(PYTHON)'. Install it (Debian: apt-get install python3 python3-venv) or say make PYTHON=/path/to/python3.11"; exit 1; }
+	@echo "setup: making the virtual environment in $(VENV)"
 	@$(PYTHON) -m venv $(VENV) || { echo "Python cannot make virtual environments here. Install the venv module (Debian: apt-get install python3-venv)."; exit 1; }
 	@mkdir -p $(STAMPS) && touch $@
 
 # torch goes first and by its exact version, so that nothing pulls another build of it.
 $(STAMPS)/installed: $(STAMPS)/python pyproject.toml constraints.txt
-	$(PIP) install --quiet --upgrade pip setuptools
-	$(PIP) install --quiet torch==2.13.0
-	$(PIP) install --quiet --editable '.[server,client,dashboard,lab,speed,huggingface,onnx,mlflow,tensorboard,wandb,dev]'
+	@echo "setup: updating pip and setuptools"
+	@$(PIP) install --quiet --upgrade pip setuptools
+	@echo "setup: fetching and installing torch, the largest part; minutes on a slow line"
+	@$(PIP) install --quiet torch==2.13.0
+	@echo "setup: installing FedREP and everything else that it uses; minutes on a slow machine"
+	@$(PIP) install --quiet --editable '.[server,client,dashboard,lab,speed,huggingface,onnx,mlflow,tensorboard,wandb,dev]'
 	@touch $@
 
 WEB_SOURCES := $(shell find dashboard/web -type f -not -path '*/node_modules/*' 2>/dev/null)
 $(STAMPS)/web: $(STAMPS)/installed $(WEB_SOURCES)
+	@echo "setup: building the dashboard's pages"
 	@$(BIN)/python dashboard/build.py
 	@touch $@
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -78,3 +79,12 @@ def test_the_walk_of_an_update_passes_at_most_twenty_files_and_none_twice() -> N
 def test_the_walk_names_files_only_as_its_steps() -> None:
     text = (ROOT / "docs" / "walk.md").read_text()
     assert re.findall(r"(?<!^)[\w/]+\.py", re.sub(r"^\d+\. `[\w./]+`", "", text, flags=re.MULTILINE)) == []
+
+
+def test_setup_says_what_it_does_before_every_step_that_takes_long() -> None:
+    """As `make` would carry it out; nothing is carried out."""
+    command = ["make", "--dry-run", "--always-make", "setup"]
+    planned = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    slow = [number for number, line in enumerate(planned) if re.search(r" -m venv | pip .*install | dashboard/build\.py", line)]
+    assert len(slow) == 5
+    assert all(planned[number - 1].startswith('echo "setup: ') for number in slow)
