@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import aclosing
@@ -46,6 +47,7 @@ class CallNotes:
     round: int = 0
 
 
+_ROLES = {method: tuple(roles) for method, roles in PERMISSIONS.items()}
 _notes: ContextVar[CallNotes] = ContextVar("notes")
 
 Handler = Any  # grpc's own class takes type arguments in its stubs only
@@ -75,10 +77,21 @@ def only_one_of_its_kind(*, whichever_run: bool = False) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Lists:
-    """The revocation lists that certificates were judged by, and how many of them had become too old by then."""
+    """The revocation lists that certificates were judged by, and between which times none of them becomes too old."""
 
     revoked: Revocations
-    too_old: int
+    since: float
+    until: float
+
+    @classmethod
+    def at(cls, now: float, revoked: Revocations) -> _Lists:
+        ends = [known.next_update.timestamp() for known in revoked.lists.values()]
+        # A list is still good at the very moment that it names.
+        since = max((math.nextafter(end, math.inf) for end in ends if end < now), default=-math.inf)
+        return cls(revoked, since, min((math.nextafter(end, math.inf) for end in ends if end >= now), default=math.inf))
+
+
+Judgement = tuple[PeerCertificate, _Lists, float]
 
 
 class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
@@ -88,34 +101,37 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         self.turnstile = turnstile
         self.now: Callable[[], float] = time.time
         self.alone: dict[tuple[str, str, str], _Call] = {}
-        self._known: dict[object, tuple[PeerCertificate, _Lists, float]] = {}
+        self._known: dict[object, Judgement] = {}
         self._handlers: dict[str, Handler] = {}
         self._open: set[_Call] = set()
-        self._lists = _Lists(trust.revoked, 0)
+        self._lists = _Lists.at(self.now(), trust.revoked)
         self._swept: _Lists | None = None
         self._sweeping = False
 
-    def admit(self, context: Context, roles: tuple[Role, ...]) -> PeerCertificate:
+    def admit(self, presented: Presented, roles: tuple[Role, ...]) -> PeerCertificate:
         """The caller's certificate. A judgement stands for a minute, unless a list comes or grows too old, or it expires."""
-        presented = Presented(context.auth_context())
-        key = (presented.shown, roles)
-        known = self._known.get(key)
         now = self.now()
         lists = self._lists_at(now)
-        if known is not None and known[1] is lists and now < known[2]:
-            return known[0]
+        known = presented.judged.get(roles)
+        if known is None:
+            known = self._known.get((presented.shown, roles))
+        if known is None or known[1] is not lists or now >= known[2]:
+            known = self._judged(presented, roles, lists, now)
+        presented.judged[roles] = known
+        return known[0]
+
+    def _judged(self, presented: Presented, roles: tuple[Role, ...], lists: _Lists, now: float) -> Judgement:
         peer = peer_certificate(presented, self.trust, roles, _moment(now))
         if len(self._known) >= MOST_JUDGEMENTS:
             self._known.clear()
-        self._known[key] = (peer, lists, min(now + JUDGED_SECONDS, peer.not_after.timestamp()))
-        return peer
+        known = peer, lists, min(now + JUDGED_SECONDS, peer.not_after.timestamp())
+        self._known[presented.shown, roles] = known
+        return known
 
     def _lists_at(self, now: float) -> _Lists:
         """Another object when a list has come or one more is too old: then every judgement is made anew."""
-        revoked, moment = self.trust.revoked, _moment(now)
-        too_old = sum(moment > known.next_update for known in revoked.lists.values())
-        if self._lists.revoked is not revoked or self._lists.too_old != too_old:
-            self._lists = _Lists(revoked, too_old)
+        if self._lists.revoked is not self.trust.revoked or not self._lists.since <= now < self._lists.until:
+            self._lists = _Lists.at(now, self.trust.revoked)
         return self._lists
 
     async def hold(self) -> None:
@@ -170,21 +186,13 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         if method.startswith(PUBLIC_SERVICES):
             return handler
         if method not in self._handlers:
-            self._handlers[method] = self._wrapped(handler, method, tuple(PERMISSIONS.get(method, frozenset())))
+            self._handlers[method] = self._wrapped(handler, method, _ROLES.get(method, ()))
         return self._handlers[method]
 
-    async def carried(
-        self, method: str, behaviour: Callable[..., Any], coding: Coding, request: Any, context: Context, *, gives_parts: bool
-    ) -> AsyncIterator[bytes]:
+    def carried(self, served: Carried, request: Any, context: Context) -> AsyncIterator[bytes]:
         """A call within Play: the same gate as for one that comes alone."""
-        call = _Call(self, method, tuple(PERMISSIONS.get(method, frozenset())), coding, context, within=_notes.get().call)
-        if gives_parts:
-            async for response in call.stream(behaviour, request):
-                yield response
-        else:
-            single = await call.unary(behaviour, request)
-            if single is not None:
-                yield single
+        call = _Call(self, served.method, _ROLES[served.method], served.coding, context, within=_notes.get().call)
+        return call.stream(served.behaviour, request) if served.gives_parts else call.single(served.behaviour, request)
 
     def _wrapped(self, handler: Any, method: str, roles: tuple[Role, ...]) -> Handler:
         """The same kind of handler, with the gate in front. It takes and gives bytes: nothing is decoded for a stranger."""
@@ -226,13 +234,24 @@ class Coding:
             raise DecodeError("these bytes are not a message of this call; update the program that sent them") from error
 
 
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """A method as Play serves it."""
+
+    method: str
+    behaviour: Callable[..., Any]
+    coding: Coding
+    gives_parts: bool
+
+
 class Presented:
-    """What a connection shows, asked for once: gRPC builds it anew at every question."""
+    """What a connection shows, asked for once: gRPC builds it anew at every question. `judged` is what was said about it."""
 
     def __init__(self, properties: Mapping[str, Iterable[bytes]]) -> None:
         self._properties = properties
         names = ("ssl_tls_version", "x509_pem_cert", "x509_pem_cert_chain")
         self.shown = tuple(tuple(properties.get(name, ())) for name in names)
+        self.judged: dict[tuple[Role, ...], Judgement] = {}
 
     def auth_context(self) -> Mapping[str, Iterable[bytes]]:
         return self._properties
@@ -259,6 +278,7 @@ class _Call:
         self._up = 0
         self._down = 0
         self._started = time.monotonic()
+        self.presented: Presented
         self._notes: CallNotes | None = None
         self._task: asyncio.Task[Any] | None = None
         self._unwelcome: FedrepError | None = None
@@ -296,6 +316,11 @@ class _Call:
         self._finish("OK")
         return response
 
+    async def single(self, behaviour: Callable[..., Awaitable[Any]], request: Any) -> AsyncIterator[bytes]:
+        response = await self.unary(behaviour, request)
+        if response is not None:
+            yield response
+
     async def stream(self, behaviour: Callable[..., AsyncGenerator[Any, None]], request: Any) -> AsyncIterator[bytes]:
         try:
             self._admit()
@@ -307,7 +332,8 @@ class _Call:
         self._finish("OK")
 
     def _admit(self) -> None:
-        self._notes = CallNotes(self._gate.admit(self._context, self._roles), self)
+        self.presented = self._within.presented if self._within is not None else Presented(self._context.auth_context())
+        self._notes = CallNotes(self._gate.admit(self.presented, self._roles), self)
         _notes.set(self._notes)
         self._task = asyncio.current_task()
         if self.peer.identity.role in FOLLOWERS:  # of whichever service: an admin's and a viewer's calls are many people's

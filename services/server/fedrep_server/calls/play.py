@@ -8,6 +8,7 @@ long at a time that others have to wait.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from types import EllipsisType
 from typing import Any, NoReturn
@@ -63,15 +64,20 @@ class InnerCall:
         self.number = number
         self.method = method
         self.task: asyncio.Task[None] | None = None
-        self._parts: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self.has_begun = False
+        self._parts: deque[bytes | None] = deque()
         self._unread = 0
-        self._read = asyncio.Event()
+        self._came: asyncio.Future[None] | None = None  # the handler waits for it
+        self._read: asyncio.Future[None] | None = None  # the stream does
         self._has_all = False
 
     async def next(self) -> bytes | None:
-        part = await self._parts.get()
+        while not self._parts:
+            self._came = asyncio.get_running_loop().create_future()
+            await self._came
+        part = self._parts.popleft()
         self._unread -= _size(part)
-        self._read.set()
+        _settle(self._read)
         return part
 
     async def received(self) -> AsyncIterator[bytes]:
@@ -97,12 +103,16 @@ class InnerCall:
         assert self.task is not None
         size = _size(part)
         while self._unread and self._unread + size > AHEAD and not self.task.done():
-            self._read.clear()
-            reading = asyncio.create_task(self._read.wait())
-            await asyncio.wait((reading, self.task), return_when=asyncio.FIRST_COMPLETED)
-            reading.cancel()
+            self._read = asyncio.get_running_loop().create_future()
+            await asyncio.wait((self._read, self.task), return_when=asyncio.FIRST_COMPLETED)
         self._unread += size
-        self._parts.put_nowait(part)
+        self._parts.append(part)
+        _settle(self._came)
+
+
+def _settle(waiting: asyncio.Future[None] | None) -> None:
+    if waiting is not None and not waiting.done():
+        waiting.set_result(None)
 
 
 def _size(part: bytes | None) -> int:
@@ -177,6 +187,8 @@ class Stream:
         if request.cancelled:
             assert call.task is not None
             call.task.cancel()
+            if not call.has_begun:  # it never will, and releases nothing itself
+                self._release(call)
             return
         await call.take(request)
 
@@ -188,7 +200,6 @@ class Stream:
         await self._room.acquire()
         call = self._calls[request.call] = InnerCall(request.call, method)
         call.task = asyncio.create_task(self._answer(call))
-        call.task.add_done_callback(lambda _: self._release(call))  # one that is cancelled before its first step does not itself
         return call
 
     def _release(self, call: InnerCall) -> None:
@@ -201,6 +212,7 @@ class Stream:
             raise LimitError("this caller goes on sending to calls that have ended; open a new stream", reason="TOO_LATE")
 
     async def _answer(self, call: InnerCall) -> None:
+        call.has_begun = True
         answer: Any = pb.PlayResponse(call=call.number, last=True)
         try:
             request = call.received() if call.method.takes_parts else await call.next()

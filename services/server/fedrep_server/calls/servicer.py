@@ -14,12 +14,12 @@ from fedrep.protocol.server_rules import check_session_key
 from fedrep.secagg.shamir import MAX_HOLDERS
 from fedrep.wire import codec
 from fedrep.wire.chunks import Assembler, cut_into_chunks
-from fedrep.wire.methods import Method
+from fedrep.wire.methods import METHODS, Method
 from fedrep.wire.v1 import federation_pb2 as pb
 from fedrep.wire.v1 import federation_pb2_grpc
 from fedrep_identity.certificates import PeerCertificate, Role
 from fedrep_server.calls.expected import proposal_to_come, reveal_to_come, submission_to_come
-from fedrep_server.calls.interceptor import Coding, Gate, caller, concerns_run, only_one_of_its_kind
+from fedrep_server.calls.interceptor import Carried, Coding, Gate, caller, concerns_run, only_one_of_its_kind
 from fedrep_server.calls.model_shelf import ModelShelf
 from fedrep_server.calls.permissions import FEDERATION
 from fedrep_server.calls.play import Stream
@@ -43,6 +43,7 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         self._gate = gate
         self._receive_seconds = coordinator.settings.receive_seconds
         self._shelf = ModelShelf(coordinator)
+        self._carried = {name: self._alike(method) for name, method in METHODS.items()}
 
     async def Join(self, request: pb.JoinRequest, context: Context) -> pb.JoinResponse:
         peer = caller()
@@ -189,13 +190,15 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         await driver.attend(_silo())
         return pb.AttendResponse()
 
-    async def Play(self, request_iterator: AsyncIterator[pb.PlayRequest], context: Context) -> AsyncIterator[pb.PlayResponse]:
-        async for answer in Stream(self._carry, context).play(request_iterator):
-            yield answer
+    def Play(self, request_iterator: AsyncIterator[pb.PlayRequest], context: Context) -> AsyncIterator[pb.PlayResponse]:
+        return Stream(self._carry, context).play(request_iterator)
 
     def _carry(self, method: Method, request: Any, context: Any) -> AsyncIterator[bytes]:
-        behaviour, coding = getattr(self, method.name), Coding(method.request.FromString, method.response.SerializeToString)
-        return self._gate.carried(FEDERATION + method.name, behaviour, coding, request, context, gives_parts=method.gives_parts)
+        return self._gate.carried(self._carried[method.name], request, context)
+
+    def _alike(self, method: Method) -> Carried:
+        coding = Coding(method.request.FromString, method.response.SerializeToString)
+        return Carried(FEDERATION + method.name, getattr(self, method.name), coding, method.gives_parts)
 
     @asynccontextmanager
     async def _in_time(self) -> AsyncIterator[None]:
