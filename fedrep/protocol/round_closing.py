@@ -134,7 +134,7 @@ def _fate(silo: SiloName, manifest: RoundManifest, result: RoundResult, attendan
     """`attendance` as it was before this round counted."""
     if silo in attendance.excluded:
         return Fate.EXCLUDED
-    if silo not in manifest.names:
+    if manifest.entry(silo) is None:
         standing = attendance.standings.get(silo)
         waits = standing is not None and standing.back_in_round > manifest.round
         return Fate.SITTING_OUT if waits else Fate.ABSENT

@@ -123,22 +123,29 @@ class ServerRound:
         """Silos of the roster that are waited for no longer."""
         return self._away
 
-    def waited_for(self) -> tuple[SiloName, ...]:
-        """Who could still answer in this phase, and whose answer could change anything."""
-        heard: Collection[SiloName]
-        wanted: Collection[SiloName] = self._numbers
+    def waits_for(self, silo: SiloName) -> bool:
+        """Whether this silo could still answer in this phase, and its answer could change anything."""
+        if silo in self._away:
+            return False
         match self.phase:
             case Phase.PROPOSE:
-                heard = self._proposals.keys() | self._abstentions.keys()
+                return silo in self._numbers and silo not in self._proposals and silo not in self._abstentions
             case Phase.SUBMIT:
-                wanted, heard = self._place, self._submitted
+                return silo in self._place and silo not in self._submitted
             case Phase.CONFIRM:
-                heard = self._confirmations
+                return silo in self._numbers and silo not in self._confirmations
             case Phase.REVEAL:
-                heard = self._reveals
+                return silo in self._numbers and silo not in self._reveals
             case Phase.DONE:
-                return ()
-        return tuple(name for name in wanted if name not in heard and name not in self._away)
+                return False
+
+    def waited_for(self) -> tuple[SiloName, ...]:
+        wanted: Iterable[SiloName] = self._place if self.phase is Phase.SUBMIT else self._numbers
+        return tuple(name for name in wanted if self.waits_for(name))
+
+    def waits(self) -> bool:
+        """Whether anybody is waited for: every message asks, and mostly one of the first names is the answer."""
+        return any(self.waits_for(name) for name in self._numbers)
 
     def proposed_coordinates(self) -> dict[SiloName, bytes]:
         """A hash of each proposer's I_k."""
@@ -221,7 +228,8 @@ class ServerRound:
         return self._when_all_have_answered()
 
     def _when_all_have_answered(self) -> list[Effect]:
-        return [] if self._unheard() else self._fix_consensus()
+        everyone = len(self._proposals) + len(self._abstentions) == len(self._numbers)
+        return self._fix_consensus() if everyone else []
 
     def _unheard(self) -> list[SiloName]:
         return [name for name in self._numbers if name not in self._proposals and name not in self._abstentions]

@@ -235,7 +235,7 @@ class ServerRun:
         timers: list[RunEffect] = []
         notes: list[Noted] = []
         effects = [effect for event in events for effect in played.receive(event)]
-        while played.phase is not Phase.DONE and not played.waited_for():
+        while played.phase is not Phase.DONE and not played.waits():
             effects += played.receive(DeadlinePassed(played.phase))
         for effect in effects:
             match effect:

@@ -1,6 +1,6 @@
 """Carries out what a run's machine asks for: writes before anybody hears of it, timers, and waking those who wait.
 
-One lock per run orders the events; heavy work (signatures, sums, aggregation, database) happens in worker threads.
+One turn per run orders the events; heavy work (signatures, sums, aggregation, database) happens in worker threads.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from fedrep_server.rounds.presence_notes import PresenceNotes
 from fedrep_server.rounds.records import RunRecords
 from fedrep_server.rounds.round_row import Clock, round_row
 from fedrep_server.rounds.traffic import TrafficCounter, together
-from fedrep_server.rounds.waiting import Bell, carried_through
+from fedrep_server.rounds.waiting import Bell, Turn, carried_through
 from fedrep_server.store import RoundRow
 
 log = structlog.get_logger(__name__)
@@ -64,6 +64,8 @@ INLINE_PARAMETERS = 500_000  # a thread for each message of a small model costs 
 
 
 _SMALL = (Confirmation, Abstention, Joined, Left, LineBack, LineLost)
+_SPOKEN = (Proposal, Abstention, Submission, Confirmation, Reveal)
+_AT_ONCE = (SetTimer, StartGrace, Gather, Announced, Answered)  # neither written nor asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ class Interpreter:
         self.idle_traffic = TrafficCounter()  # of silos that waited while there was no round
         self.last_activity = time.time()
         self.bell = Bell()
-        self.lock = asyncio.Lock()
+        self.lock = Turn()
         self._name = machine.rules.name
         self._gather_seconds = settings.gather_seconds
         self._grace_seconds = settings.line_grace_seconds
@@ -115,9 +117,33 @@ class Interpreter:
         """Whether a round is about to start."""
         return self._gathering is not None and not self._gathering.done()
 
-    @carried_through
     async def tell(self, *events: RunEvent, provided: Callable[[], None] | None = None) -> None:
         """In this order, and nothing else in between; none of them if `provided` raises."""
+        if len(events) == 1 and provided is None and self.lock.is_free and self._is_light(events[0]):
+            await self._tell_now(events[0])
+        else:
+            await self._tell_in_turn(events, provided)
+
+    async def _tell_now(self, event: RunEvent) -> None:
+        """Most messages lead to nothing that takes time: a task for each would cost more than they do."""
+        effects = self._received(event)
+        if all(isinstance(effect, _AT_ONCE) for effect in effects):
+            self._carry_out_at_once(effects)
+            self.notes.follow(self.machine.progress.attendance)
+        else:
+            self.lock.take()  # free as before: nobody else has run since
+            await self._finish(effects)
+
+    @carried_through
+    async def _finish(self, effects: list[RunEffect]) -> None:
+        try:
+            await self._carry_out(effects)
+            self.notes.follow(self.machine.progress.attendance)
+        finally:
+            self.lock.give()
+
+    @carried_through
+    async def _tell_in_turn(self, events: Sequence[RunEvent], provided: Callable[[], None] | None) -> None:
         async with self.lock:
             if provided is not None:
                 provided()
@@ -140,18 +166,19 @@ class Interpreter:
                 log.error("round_left_open", run=self._name, problem=str(error))
 
     async def _receive(self, event: RunEvent) -> None:
-        waited_for = self._proposers_waited_for()
-        effects = self.machine.receive(event) if self._is_light(event) else await asyncio.to_thread(self.machine.receive, event)
-        if isinstance(event, Proposal):
-            self._time(waited_for & {event.silo})
-        elif isinstance(event, TimedOut):
-            self._time(waited_for)
-        if isinstance(event, Proposal | Abstention | Submission | Confirmation | Reveal):
+        effects = self._received(event) if self._is_light(event) else await asyncio.to_thread(self._received, event)
+        await self._carry_out(effects)
+        self.notes.follow(self.machine.progress.attendance)
+
+    def _received(self, event: RunEvent) -> list[RunEffect]:
+        waited_for = self._proposers_waited_for(event)
+        effects = self.machine.receive(event)
+        self._time(waited_for)
+        if isinstance(event, _SPOKEN):
             self.last_heard = time.time()
         elif isinstance(event, LineLost):
             self.notes.line_broke(event.silo)
-        await self._carry_out(effects)
-        self.notes.follow(self.machine.progress.attendance)
+        return effects
 
     def _is_light(self, event: RunEvent) -> bool:
         """Whether the event loop may spend the time: a signature or two, and at the end of a phase few passes over the model."""
@@ -161,11 +188,16 @@ class Interpreter:
     def phase_began(self) -> float:
         return self._marks[-1] if self._marks else self.last_activity
 
-    def _proposers_waited_for(self) -> frozenset[SiloName]:
+    def _proposers_waited_for(self, event: RunEvent) -> tuple[SiloName, ...]:
+        """Those whose time to propose this event ends."""
         played = self.machine.open.machine if self.machine.open is not None else None
-        return frozenset(played.waited_for()) if played is not None and played.phase is Phase.PROPOSE else frozenset()
+        if played is None or played.phase is not Phase.PROPOSE:
+            return ()
+        if isinstance(event, Proposal):
+            return (event.silo,) if played.waits_for(event.silo) else ()
+        return played.waited_for() if isinstance(event, TimedOut) else ()
 
-    def _time(self, silos: frozenset[SiloName]) -> None:
+    def _time(self, silos: tuple[SiloName, ...]) -> None:
         """They have proposed now, or had not when their time was over."""
         for silo in silos:
             self.pace = self.pace.after(silo, time.time() - self.phase_began)
@@ -182,19 +214,30 @@ class Interpreter:
                 case KeepState() | KeepAttendance() | OpenRound():
                     await asyncio.to_thread(self.records.write, effect)
                     await self._saved(effect)
-                case SetTimer():
-                    self._set_timer(effect)
-                case StartGrace():
-                    self._start_grace(effect)
-                case Gather():
-                    self._gather(effect.at_once)
                 case Count():
                     await self._count()
-                case Announced() | Answered() | Noted():
-                    pass  # the bell tells those who wait; lines are kept below, when nobody waits for them
+                case _:
+                    self._carry_out_one(effect)
         if effects:
             self.bell.ring()
         await self._keep([effect for effect in effects if isinstance(effect, Noted)])
+
+    def _carry_out_at_once(self, effects: list[RunEffect]) -> None:
+        for effect in effects:
+            self._carry_out_one(effect)
+        if effects:
+            self.bell.ring()
+
+    def _carry_out_one(self, effect: RunEffect) -> None:
+        match effect:
+            case SetTimer():
+                self._set_timer(effect)
+            case StartGrace():
+                self._start_grace(effect)
+            case Gather():
+                self._gather(effect.at_once)
+            case _:
+                pass  # the bell tells those who wait; lines are kept when nobody waits for them
 
     async def _saved(self, save: Save) -> None:
         await self._carry_out(self.machine.receive(Saved(save)))

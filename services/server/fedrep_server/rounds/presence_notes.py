@@ -22,6 +22,7 @@ _REASONS = {
 
 class PresenceNotes:
     def __init__(self) -> None:
+        self._followed: Attendance | None = None
         self._away: dict[SiloName, float] = {}
         self._broke: dict[SiloName, float] = {}
         self._said: dict[SiloName, tuple[int, str]] = {}
@@ -29,6 +30,9 @@ class PresenceNotes:
 
     def follow(self, attendance: Attendance) -> None:
         """After everything that may have changed who is here."""
+        if attendance is self._followed:
+            return
+        self._followed = attendance
         for name, standing in attendance.standings.items():
             if standing.present:
                 self._away.pop(name, None)

@@ -213,7 +213,7 @@ class RunDriver:
         """Who asks how the open round ends, before it has answered to all of it, has left it."""
         if self.machine.is_open(round_number) and self.open is not None:
             played = self.open.machine
-            if played.phase is not Phase.REVEAL or name in played.waited_for():
+            if played.phase is not Phase.REVEAL or played.waits_for(name):
                 await self._interpreter.tell(Withdrew(name, round_number))
 
     async def deliver(self, message: Proposal | Abstention | Submission | Confirmation | Reveal) -> None:

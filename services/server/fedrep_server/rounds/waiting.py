@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
 
@@ -30,6 +31,47 @@ def _ended(task: asyncio.Task[Any]) -> None:
     _carried.discard(task)
     if not task.cancelled():
         task.exception()  # seen: nobody may be left to hear of it
+
+
+class Turn:
+    """One at a time, in the order of asking. Whoever finds it free may take it without waiting."""
+
+    def __init__(self) -> None:
+        self._taken = False
+        self._waiters: deque[asyncio.Future[None]] = deque()
+
+    @property
+    def is_free(self) -> bool:
+        return not self._taken
+
+    def take(self) -> None:
+        if self._taken:
+            raise AssertionError("it is another's turn")
+        self._taken = True
+
+    def give(self) -> None:
+        """To whoever has waited longest; it is never free in between."""
+        while self._waiters:
+            following = self._waiters.popleft()
+            if not following.done():
+                following.set_result(None)
+                return
+        self._taken = False
+
+    async def __aenter__(self) -> None:
+        if self.is_free:
+            return self.take()
+        following = asyncio.get_running_loop().create_future()
+        self._waiters.append(following)
+        try:
+            await following
+        except asyncio.CancelledError:
+            if following.done() and not following.cancelled():
+                self.give()  # it was this one's already
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self.give()
 
 
 class Bell:
