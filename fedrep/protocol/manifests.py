@@ -164,10 +164,14 @@ class RoundManifest:
     deadlines: Deadlines
     _context: bytes = field(default=b"", init=False, repr=False, compare=False)
     _entries: dict[str, RosterEntry] | None = field(default=None, init=False, repr=False, compare=False)
+    _names: tuple[SiloName, ...] | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def names(self) -> tuple[SiloName, ...]:
-        return tuple(entry.name for entry in self.roster)
+        if self._names is None:
+            object.__setattr__(self, "_names", tuple(entry.name for entry in self.roster))
+        assert self._names is not None
+        return self._names
 
     @property
     def threshold(self) -> int:

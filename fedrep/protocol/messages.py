@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from fedrep.protocol.manifests import RunHash, SiloName
-from fedrep.secagg.transcript import digest
+from fedrep.secagg.transcript import digest, digest_of_bytes, encoded_list
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +69,11 @@ class Abstention:
 
 
 def share_list_digest(seed_hashes: tuple[bytes, ...], key_hashes: tuple[bytes, ...]) -> bytes:
-    return digest("fedrep/share-list", seed_hashes, key_hashes)
+    return digest("fedrep/share-list", encoded_list(seed_hashes), encoded_list(key_hashes))
 
 
 def share_hash(share: bytes) -> bytes:
-    return digest("fedrep/share", share)
+    return digest_of_bytes("fedrep/share", share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +110,7 @@ class Submission:
     """y, masked, and the signature that vouches that this silo stands in the assignment it was shown.
 
     `macs` say the same to each holder, in roster order: a holder that finds its own right need not check the signature.
+    `sha256` is that of `masked`, where whoever took it has checked it already.
     """
 
     silo: SiloName
@@ -118,6 +119,7 @@ class Submission:
     masked: bytes | memoryview
     signature: bytes
     macs: bytes = b""
+    sha256: bytes = field(default=b"", compare=False)
 
 
 def submission_message(c2: bytes, silo: SiloName) -> bytes:

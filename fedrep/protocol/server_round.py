@@ -95,6 +95,8 @@ class ServerRound:
         self._confirmations: dict[SiloName, Confirmation] = {}
         self._reveals: dict[SiloName, Reveal] = {}
         self._book = ShareBook(self._proposals, manifest.threshold)
+        self._due: dict[SiloName, Secret] = {}
+        self._held: tuple[tuple[tuple[SiloName, bytes], ...], ...] = ()
         self._discarded: dict[int, str] = {}
         self._aborted = False
         self._away: dict[SiloName, Away] = {}
@@ -163,10 +165,13 @@ class ServerRound:
             if place is None
             else tuple(self._proposals[mate.silo].record for mate in self._assignment[place] if mate.silo != silo)
         )
-        shares = tuple(
-            (member.silo, self._proposals[member.silo].sealed_shares[number]) for buffer in self._assignment for member in buffer
-        )
-        return Consensus(self.manifest.run, self.manifest.round, self._coordinates, self._assignment, mates, shares)
+        return Consensus(self.manifest.run, self.manifest.round, self._coordinates, self._assignment, mates, self._held[number])
+
+    def _by_holder(self) -> tuple[tuple[tuple[SiloName, bytes], ...], ...]:
+        """What each holder is sent of every dealer: worked out once for all of them."""
+        dealers = tuple(member.silo for buffer in self._assignment for member in buffer)
+        columns = zip(*(self._proposals[dealer].sealed_shares for dealer in dealers), strict=True)
+        return tuple(tuple(zip(dealers, column, strict=True)) for column in columns)
 
     def survivors(self) -> SurvivorSet:
         if self._survivors is None:
@@ -177,7 +182,7 @@ class ServerRound:
         """With what each of them vouched for to this silo."""
         check_member(silo, self.manifest)
         survivors = self.survivors()
-        vouched = (self._submitted[survivor.silo][2] for buffer in survivors.buffers for survivor in buffer)
+        vouched = [self._submitted[survivor.silo][2] for buffer in survivors.buffers for survivor in buffer]
         return replace(survivors, macs=self._column(vouched, silo))
 
     def confirmations(self) -> Signatures:
@@ -193,7 +198,8 @@ class ServerRound:
 
     def _column(self, macs: Iterable[bytes], silo: SiloName) -> tuple[bytes, ...]:
         start = (self._numbers[silo] - 1) * MAC_BYTES
-        return tuple(each[start : start + MAC_BYTES] for each in macs)
+        end = start + MAC_BYTES
+        return tuple([each[start:end] for each in macs])
 
     def _is_late_timer(self, event: DeadlinePassed) -> bool:
         return event.phase is not self.phase or self.phase is Phase.DONE
@@ -207,7 +213,8 @@ class ServerRound:
             case Proposal() | Abstention():
                 before, now = self._proposals.get(event.silo) or self._abstentions.get(event.silo), event
             case Submission():
-                before, now = self._submitted.get(event.silo), _submission_key(event)
+                before = self._submitted.get(event.silo)
+                now = _submission_key(event) if before is not None else None  # a hash of all its values
             case Confirmation():
                 before, now = self._confirmations.get(event.silo), event
             case Reveal():
@@ -272,6 +279,7 @@ class ServerRound:
         )
         self._seat = {place.silo: n for n, buffer in enumerate(self._assignment) for place in buffer}
         self._place = {name: n for name, n in self._seat.items() if n in openable}
+        self._held = self._by_holder()
         self._consensus = union(self._indices.values())
         self._indices = {}
         self._coordinates = encode_coordinates(self._consensus, self.manifest.parameters)
@@ -327,6 +335,7 @@ class ServerRound:
         if not self._openable():
             reason = f"fewer than {buffers_needed(self.run.byzantine)} buffers kept {self.run.min_survivors} survivors"
             return self._end(Outcome.SKIPPED, reason)
+        self._due = self._wanted(*self._openable())
         return self._start(Phase.REVEAL)
 
     def _openable(self) -> frozenset[int]:
@@ -341,7 +350,7 @@ class ServerRound:
         }
 
     def _add_reveal(self, reveal: Reveal) -> list[Effect]:
-        wanted = self._wanted(*self._openable())
+        wanted = self._due
         check_reveal(reveal, wanted)
         self._reveals[reveal.silo] = reveal
         lacking = self._book.add(reveal, self._numbers[reveal.silo], wanted)
@@ -430,7 +439,7 @@ class ServerRound:
         missed = set(self._missed)
         if self._survivors is not None:
             missed |= self._place.keys() - self._submitted.keys()
-        if self.phase is Phase.REVEAL and not self._aborted and not self._book.suffices(self._wanted(*self._openable())):
+        if self.phase is Phase.REVEAL and not self._aborted and not self._book.suffices(self._due):
             missed |= self._submitted.keys() - self._reveals.keys()
         spoken = self._proposals.keys() | self._abstentions.keys() | self._submitted.keys()
         heard = spoken | self._confirmations.keys() | self._reveals.keys()
@@ -445,7 +454,7 @@ class ServerRound:
 
 def _submission_key(submission: Submission) -> tuple[bytes, bytes, bytes]:
     """What stands for a submission once its values went into the sum."""
-    return hashlib.sha256(submission.masked).digest(), submission.signature, submission.macs
+    return submission.sha256 or hashlib.sha256(submission.masked).digest(), submission.signature, submission.macs
 
 
 @dataclass(frozen=True, slots=True)

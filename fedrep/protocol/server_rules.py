@@ -96,9 +96,9 @@ def _check_share_lists(proposal: Proposal, holders: int) -> None:
         raise InvalidInputError("the record names another silo than the sender", reason="WRONG_RECORD")
     if any(len(items) != holders for items in (proposal.sealed_shares, *hashes)):
         raise InvalidInputError(f"a proposal carries shares and hashes for all {holders} holders", reason="WRONG_SHARES")
-    if any(len(sealed) != SEALED_BYTES for sealed in proposal.sealed_shares):
+    if set(map(len, proposal.sealed_shares)) != {SEALED_BYTES}:
         raise InvalidInputError(f"a sealed share has {SEALED_BYTES} bytes", reason="WRONG_SHARES")
-    if any(len(item) != HASH_BYTES for item in (*hashes[0], *hashes[1], record.seed_commitment)):
+    if set(map(len, (*hashes[0], *hashes[1], record.seed_commitment))) != {HASH_BYTES}:
         raise InvalidInputError(f"every hash in a proposal has {HASH_BYTES} bytes", reason="WRONG_SHARES")
     if record.shares_digest != share_list_digest(*hashes):
         raise InvalidInputError("the record commits to other share hashes than it came with", reason="WRONG_SHARES")
@@ -144,8 +144,7 @@ def check_confirmation(
 
 def check_reveal(reveal: Reveal, wanted: Mapping[SiloName, Secret]) -> None:
     """Exactly the secret that may be known of a silo, never both."""
-    dealers = [share.dealer for share in reveal.shares]
-    if len(set(dealers)) != len(dealers):
+    if len({share.dealer for share in reveal.shares}) != len(reveal.shares):
         raise InvalidInputError("a reveal holds at most one share per silo", reason="TWO_SHARES")
     for share in reveal.shares:
         if wanted.get(share.dealer) is not share.secret:

@@ -20,31 +20,34 @@ class ShareBook:
     def __init__(self, proposals: Mapping[SiloName, Proposal], threshold: int) -> None:
         self._proposals = proposals
         self._threshold = threshold
-        self._shares: dict[tuple[SiloName, Secret], dict[int, bytes]] = {}
+        self._shares: dict[SiloName, dict[int, bytes]] = {}  # of the one secret of each dealer that a round may know
         self._lacking: dict[SiloName, set[SiloName]] = {}
         self._cheats: set[SiloName] = set()
 
     def add(self, reveal: Reveal, number: int, wanted: Mapping[SiloName, Secret]) -> list[SiloName]:
         """Keep what matches; the wanted dealers of whom holder `number` has no matching share are noted and returned."""
-        matched = set()
-        for share in reveal.shares:
-            if share_matches(self._proposals[share.dealer], share.secret, number, share.share):
-                self._shares.setdefault((share.dealer, share.secret), {})[number] = share.share
-                matched.add(share.dealer)
-        lacking = sorted(wanted.keys() - matched)
+        matched = [
+            share
+            for share in reveal.shares
+            if wanted.get(share.dealer) is share.secret
+            and share_matches(self._proposals[share.dealer], share.secret, number, share.share)
+        ]
+        for share in matched:
+            self._shares.setdefault(share.dealer, {})[number] = share.share
+        lacking = sorted(wanted.keys() - {share.dealer for share in matched}) if len(matched) < len(wanted) else []
         for dealer in lacking:
             self._lacking.setdefault(dealer, set()).add(reveal.silo)
         return lacking
 
     def suffices(self, wanted: Mapping[SiloName, Secret]) -> bool:
-        return all(len(self._shares.get(each, ())) >= self._threshold for each in wanted.items())
+        return all(len(self._shares.get(dealer, ())) >= self._threshold for dealer in wanted)
 
     def recover(self, wanted: Mapping[SiloName, Secret]) -> dict[SiloName, Recovered]:
         """Every secret or an error; all dealers are tried, so that each one that cheated is known afterwards."""
         recovered: dict[SiloName, Recovered] = {}
         problems: list[FedrepError] = []
         for dealer, secret in wanted.items():
-            shares = self._shares.get((dealer, secret), {})
+            shares = self._shares.get(dealer, {})
             if len(shares) < self._threshold:
                 problems.append(InvalidInputError(f"{len(shares)} matching shares of {dealer}, {self._threshold} are needed"))
                 continue

@@ -72,6 +72,15 @@ def _text(field: str) -> bytes:
         raise InvalidInputError("a text in a transcript is not valid Unicode (lone surrogate)") from None
 
 
+def encoded_list(items: tuple[bytes, ...]) -> Encoded:
+    """A tuple of byte strings as a field; those of one length, such as hashes, are put together in one go."""
+    length = len(items[0]) if items else 0
+    if not items or set(map(len, items)) != {length}:
+        return Encoded(encode(items))
+    header = _HEADER.pack(b"b", length)
+    return Encoded(_HEADER.pack(b"l", len(items)) + header + header.join(items))
+
+
 def encode(*fields: Field) -> bytes:
     parts: list[bytes] = []
     _append(fields, parts)
@@ -91,11 +100,21 @@ def digest(tag: str, *fields: Field) -> bytes:
     return hashlib.sha256(b"".join(parts)).digest()
 
 
+def digest_of_bytes(tag: str, data: bytes) -> bytes:
+    """`digest(tag, data)`, for what is hashed tens of thousands of times in a round."""
+    return hashlib.sha256(_bytes_prefix(tag, len(data)) + data).digest()
+
+
 def digest_of_large(tag: str, data: memoryview) -> bytes:
     """`digest(tag, bytes(data))` without a copy of the data."""
     made = hashlib.sha256(_prefix(tag) + _HEADER.pack(b"b", data.nbytes))
     made.update(data)
     return made.digest()
+
+
+@lru_cache(maxsize=64)
+def _bytes_prefix(tag: str, length: int) -> bytes:
+    return _prefix(tag) + _HEADER.pack(b"b", length)
 
 
 @lru_cache(maxsize=64)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedrep.errors import InvalidInputError
-from fedrep.secagg.transcript import Field, digest, encode
+from fedrep.secagg.transcript import Field, digest, digest_of_bytes, encode, encoded_list
 
 SCALARS = st.one_of(
     st.integers(-(2**300), 2**300),
@@ -137,3 +137,13 @@ def test_a_field_of_another_type_is_refused_by_name(alien: object) -> None:
 def test_text_that_is_not_unicode_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="Unicode"):
         encode("\ud800")
+
+
+@given(st.lists(st.binary(max_size=40)).map(tuple) | st.lists(st.binary(min_size=32, max_size=32)).map(tuple))
+def test_a_list_that_was_put_together_in_one_go_is_encoded_as_any_other(items: tuple[bytes, ...]) -> None:
+    assert encode(encoded_list(items)) == encode(items)
+
+
+@given(st.binary(max_size=400))
+def test_the_hash_of_bytes_alone_is_the_same_by_the_short_way(data: bytes) -> None:
+    assert digest_of_bytes("fedrep/test", data) == digest("fedrep/test", data)
