@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Plat
 
 from fedrep import __version__
 from fedrep_server.calls.meter import FinishedCall
+from fedrep_server.operations.call_figures import CallFigures
 from fedrep_server.rounds.interpreter import EndedRound
 
 PHASES = ("propose", "submit", "confirm", "reveal")
@@ -50,9 +51,8 @@ class ServerMetrics:
         counter = partial(Counter, registry=self.registry)
         gauge = partial(Gauge, registry=self.registry)
         histogram = partial(Histogram, registry=self.registry)
-        self._calls = counter("fedrep_rpc_calls", "RPCs served", ["method", "code"])
-        self._seconds = histogram("fedrep_rpc_seconds", "Time in an RPC, waiting included", ["method"])
-        self._bytes = counter("fedrep_bytes", "Bytes of messages", ["method", "caller", "direction"])
+        self._calls = CallFigures()
+        self.registry.register(self._calls)
         self._rounds = counter("fedrep_rounds", "Rounds ended", ["run", "outcome"])
         self._failures = counter("fedrep_commit_failures", "Starts and ends of rounds that the database did not take at once")
         self._phase = histogram("fedrep_phase_seconds", "Duration of a phase", ["run", "phase"])
@@ -62,8 +62,6 @@ class ServerMetrics:
         self._range = gauge("fedrep_clip_range", "R, the range values are clipped to", ["run"])
         self._clip_rate = gauge("fedrep_clip_rate", "Share of proposers whose values the range clips", ["run"])
         self._epsilon = gauge("fedrep_epsilon_round", "Exact epsilon of one proposal; absent without guarantee", ["run"])
-        self._by_method: dict[tuple[str, str], tuple[Counter, Histogram]] = {}
-        self._by_caller: dict[tuple[str, str], tuple[Counter, Counter]] = {}
 
     def watch_disk(self, folder: Path) -> None:
         """Of the data folder; a database server's disk is its own operator's."""
@@ -76,29 +74,7 @@ class ServerMetrics:
         self._failures.inc()
 
     def called(self, call: FinishedCall) -> None:
-        count, seconds = self._of_method(call.method, call.code)
-        count.inc()
-        seconds.observe(call.seconds)
-        if call.caller:
-            up, down = self._of_caller(call.method, call.caller)
-            up.inc(call.up)
-            down.inc(call.down)
-
-    def _of_method(self, method: str, code: str) -> tuple[Counter, Histogram]:
-        """Looked up once: every message of a round is a call."""
-        known = self._by_method.get((method, code))
-        if known is None:
-            short = method.rsplit("/", 1)[-1]
-            known = self._by_method[method, code] = self._calls.labels(short, code), self._seconds.labels(short)
-        return known
-
-    def _of_caller(self, method: str, caller: str) -> tuple[Counter, Counter]:
-        known = self._by_caller.get((method, caller))
-        if known is None:
-            short = method.rsplit("/", 1)[-1]
-            up, down = (self._bytes.labels(short, caller, way) for way in ("up", "down"))
-            known = self._by_caller[method, caller] = up, down
-        return known
+        self._calls.called(call)
 
     def round_ended(self, ended: EndedRound) -> None:
         run, row = ended.run, ended.row
