@@ -56,6 +56,7 @@ _SECRETS_BACK = {wire: secret for secret, wire in _SECRETS.items()}
 _OUTCOMES = {Outcome.APPLIED: pb.OUTCOME_APPLIED, Outcome.SKIPPED: pb.OUTCOME_SKIPPED}
 _OUTCOMES_BACK = {wire: outcome for outcome, wire in _OUTCOMES.items()}
 T = TypeVar("T")
+_NO_MAC = bytes(MAC_BYTES)
 _RECORD_LIMITS: Final = ("record_epsilon_at_most", "delta_at_most")
 
 
@@ -121,17 +122,17 @@ def round_manifest_from_wire(wire: pb.RoundManifest) -> RoundManifest:
 
 def signed_round_to_wire(signed: SignedRoundManifest) -> pb.SignedRoundManifest:
     """Remembered, because every silo of a round is sent the same one: copy it before changing it."""
-    return _signed_round_to_wire(_Once(signed))
+    return _signed_round_to_wire(Once(signed))
 
 
 @lru_cache(maxsize=8)
-def _signed_round_to_wire(once: _Once[SignedRoundManifest]) -> pb.SignedRoundManifest:
+def _signed_round_to_wire(once: Once[SignedRoundManifest]) -> pb.SignedRoundManifest:
     signed = once.item
     manifest = round_manifest_to_wire(signed.manifest)
     return pb.SignedRoundManifest(manifest=manifest, signature=signed.signature, certificate=signed.certificate)
 
 
-class _Once(Generic[T]):
+class Once(Generic[T]):
     """An object as a cache's key that is itself and no other: a roster of hundreds takes longer to hash than to encode."""
 
     def __init__(self, item: T) -> None:
@@ -141,7 +142,7 @@ class _Once(Generic[T]):
         return id(self.item)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Once) and other.item is self.item
+        return isinstance(other, Once) and other.item is self.item
 
 
 def signed_round_from_wire(wire: pb.SignedRoundManifest, roster: Sequence[RosterEntry] = ()) -> SignedRoundManifest:
@@ -154,13 +155,18 @@ def signed_round_from_wire(wire: pb.SignedRoundManifest, roster: Sequence[Roster
 
 def next_round_to_wire(header: pb.UpdateHeader, following: SignedRoundManifest, known_roster: bytes) -> None:
     header.next_round.CopyFrom(signed_round_to_wire(following))
-    if known_roster and known_roster == _roster_name(_Once(following)):
+    if names_roster(following, known_roster):
         header.next_round.manifest.ClearField("roster")
         header.same_roster = True
 
 
+def names_roster(following: SignedRoundManifest, known_roster: bytes) -> bool:
+    """Whether that is the roster which the caller knows."""
+    return bool(known_roster) and known_roster == _roster_name(Once(following))
+
+
 @lru_cache(maxsize=8)
-def _roster_name(once: _Once[SignedRoundManifest]) -> bytes:
+def _roster_name(once: Once[SignedRoundManifest]) -> bytes:
     return roster_digest(once.item.manifest.roster)
 
 
@@ -240,9 +246,7 @@ def proposal_from_wire(silo: SiloName, header: pb.ProposalHeader, coordinates: b
     )
 
 
-@lru_cache(maxsize=8)
 def _assignment_to_wire(assignment: Assignment) -> tuple[pb.Buffer, ...]:
-    """Remembered, because every silo of a round is sent the same one."""
     return tuple(
         pb.Buffer(members=[pb.Assigned(silo=place.silo, record_digest=place.record_digest) for place in buffer])
         for buffer in assignment
@@ -286,15 +290,15 @@ def submission_from_wire(silo: SiloName, header: pb.SubmissionHeader, masked: by
 
 
 def told_survivors_to_wire(survivors: SurvivorSet) -> pb.GetSurvivorsResponse:
-    return pb.GetSurvivorsResponse(survivors=survivors_to_wire(survivors), macs=_macs_to_wire(survivors.macs))
+    return pb.GetSurvivorsResponse(survivors=survivors_to_wire(survivors), macs=macs_to_wire(survivors.macs))
 
 
 def told_survivors_from_wire(wire: pb.GetSurvivorsResponse) -> SurvivorSet:
     return replace(survivors_from_wire(wire.survivors), macs=macs_from_wire(wire.macs))
 
 
-def _macs_to_wire(macs: Sequence[bytes]) -> bytes:
-    return b"".join(mac or bytes(MAC_BYTES) for mac in macs) if any(macs) else b""
+def macs_to_wire(macs: Sequence[bytes]) -> bytes:
+    return b"".join([mac or _NO_MAC for mac in macs]) if any(macs) else b""
 
 
 def macs_from_wire(macs: bytes) -> tuple[bytes, ...]:
@@ -302,9 +306,7 @@ def macs_from_wire(macs: bytes) -> tuple[bytes, ...]:
     return tuple(macs[start : start + MAC_BYTES] for start in range(0, len(macs), MAC_BYTES))
 
 
-@lru_cache(maxsize=8)
 def survivors_to_wire(survivors: SurvivorSet) -> pb.SurvivorSet:
-    """Remembered, because every silo of a round is sent the same one: copy it before changing it."""
     return pb.SurvivorSet(
         buffers=[
             pb.SurvivingBuffer(survivors=[pb.Survivor(silo=s.silo, signature=s.signature) for s in buffer])
@@ -328,7 +330,7 @@ def confirmation_from_wire(silo: SiloName, wire: pb.ConfirmSurvivorsRequest) -> 
 
 
 def confirmations_to_wire(signatures: Signatures, macs: Sequence[bytes]) -> pb.ConfirmSurvivorsResponse:
-    return pb.ConfirmSurvivorsResponse(signatures=signatures_to_wire(signatures), macs=_macs_to_wire(macs))
+    return pb.ConfirmSurvivorsResponse(signatures=signatures_to_wire(signatures), macs=macs_to_wire(macs))
 
 
 def signatures_to_wire(signatures: Signatures) -> list[pb.HolderSignature]:

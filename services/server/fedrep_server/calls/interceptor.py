@@ -372,7 +372,7 @@ class _Call:
             first = False
 
     def _sent(self, response: Any) -> bytes:
-        data = self._coding.write(response)
+        data = response if isinstance(response, bytes) else self._coding.write(response)
         self._down += len(data)
         return data
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 from fedrep.errors import CryptoError, DecodeError, FedrepError, InvalidInputError, LimitError, OutOfPhaseError, UnknownSiloError
 from fedrep.protocol.manifests import RosterEntry, SiloName
-from fedrep.protocol.round_closing import with_statements
 from fedrep.protocol.server_rules import check_session_key
 from fedrep.secagg.shamir import MAX_HOLDERS
-from fedrep.wire import codec
+from fedrep.wire import answers, codec
 from fedrep.wire.chunks import Assembler, cut_into_chunks
 from fedrep.wire.methods import METHODS, Method
 from fedrep.wire.v1 import federation_pb2 as pb
@@ -125,12 +125,11 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         await driver.deliver(codec.abstention_from_wire(_silo(), request))
         return pb.AbstainResponse()
 
-    async def GetConsensus(self, request: pb.GetConsensusRequest, context: Context) -> AsyncIterator[pb.GetConsensusResponse]:
+    async def GetConsensus(self, request: pb.GetConsensusRequest, context: Context) -> AsyncIterator[bytes]:
         driver = self._run(request.run, request.round)
         consensus = await driver.consensus(_silo(), request.round)
-        yield pb.GetConsensusResponse(header=codec.consensus_to_wire(consensus))
-        for chunk in cut_into_chunks(consensus.coordinates):
-            yield pb.GetConsensusResponse(chunk=chunk)
+        for part in answers.consensus_parts(consensus):
+            yield part
 
     async def SubmitMaskedShare(self, request_iterator: AsyncIterator[Any], context: Context) -> pb.SubmitMaskedShareResponse:
         async with self._in_time():
@@ -139,17 +138,18 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
             assembler = submission_to_come(driver, _silo(), header)
             only_one_of_its_kind()
             masked = await collect(request_iterator, assembler)
-        await driver.deliver(codec.submission_from_wire(_silo(), header, masked))
+        submission = codec.submission_from_wire(_silo(), header, masked)
+        await driver.deliver(replace(submission, sha256=header.masked_sha256))  # `collect` has compared the two
         return pb.SubmitMaskedShareResponse()
 
-    async def GetSurvivors(self, request: pb.GetSurvivorsRequest, context: Context) -> pb.GetSurvivorsResponse:
+    async def GetSurvivors(self, request: pb.GetSurvivorsRequest, context: Context) -> bytes:
         driver = self._run(request.run, request.round)
         survivors = await driver.survivors(_silo(), request.round)
-        return codec.told_survivors_to_wire(survivors)
+        return answers.survivors_answer(survivors)
 
-    async def ConfirmSurvivors(self, request: pb.ConfirmSurvivorsRequest, context: Context) -> pb.ConfirmSurvivorsResponse:
+    async def ConfirmSurvivors(self, request: pb.ConfirmSurvivorsRequest, context: Context) -> bytes:
         driver = self._run(request.run, request.round)
-        return codec.confirmations_to_wire(*await driver.confirm(codec.confirmation_from_wire(_silo(), request)))
+        return answers.confirmations_answer(*await driver.confirm(codec.confirmation_from_wire(_silo(), request)))
 
     async def RevealShares(self, request: pb.RevealSharesRequest, context: Context) -> pb.RevealSharesResponse:
         driver = self._run(request.run, request.round)
@@ -157,7 +157,7 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
             await driver.deliver(codec.reveal_from_wire(_silo(), request))
         return pb.RevealSharesResponse()
 
-    async def GetUpdate(self, request: pb.GetUpdateRequest, context: Context) -> AsyncIterator[pb.GetUpdateResponse]:
+    async def GetUpdate(self, request: pb.GetUpdateRequest, context: Context) -> AsyncIterator[bytes]:
         driver = self._welcomed(self._coordinator.run_hashed(request.run), request.round, about=request.round)
         if request.HasField("statement"):
             await self._take_statement(driver, request)
@@ -166,15 +166,11 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         update = await driver.update(request.round)
         if update is None:
             raise OutOfPhaseError(f"round {request.round} is still open; ask again", reason="NOT_YET")
-        answer = with_statements(update, await driver.statements(update.round))
-        header, payload = codec.update_to_wire(answer, omit_agreement=request.omit_agreement)
-        next_round = await driver.next_round()
-        if next_round is not None:
-            codec.next_round_to_wire(header, next_round, request.known_roster)
-        header.state = driver.state.value
-        yield pb.GetUpdateResponse(header=header)
-        for chunk in cut_into_chunks(payload):
-            yield pb.GetUpdateResponse(chunk=chunk)
+        statements, following = await driver.statements(update.round), await driver.next_round()
+        omits, knows = request.omit_agreement, request.known_roster
+        parts = answers.update_parts(update, statements, following, driver.state.value, omit_agreement=omits, known_roster=knows)
+        for part in parts:
+            yield part
 
     async def ReportMetrics(self, request: pb.ReportMetricsRequest, context: Context) -> pb.ReportMetricsResponse:
         await self._coordinator.report(self._run(request.run, request.round), caller(), request)
