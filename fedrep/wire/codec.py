@@ -285,7 +285,7 @@ def submission_to_wire(submission: Submission) -> pb.SubmissionHeader:
     )
 
 
-def submission_from_wire(silo: SiloName, header: pb.SubmissionHeader, masked: bytes) -> Submission:
+def submission_from_wire(silo: SiloName, header: pb.SubmissionHeader, masked: bytes | memoryview) -> Submission:
     return Submission(silo, RunHash(header.run), header.round, masked, header.signature, header.macs)
 
 

@@ -19,7 +19,7 @@ from fedrep_server.calls.export import check_layout, model_file
 from fedrep_server.calls.interceptor import caller, concerns_run, only_one_of_its_kind
 from fedrep_server.calls.model_shelf import ModelShelf
 from fedrep_server.calls.permissions import FOLLOWERS
-from fedrep_server.calls.servicer import collect_large, header_of, may_know
+from fedrep_server.calls.servicer import collect_in_place, header_of, may_know
 from fedrep_server.calls.tags import checked_tags
 from fedrep_server.rounds.coordinator import Coordinator
 from fedrep_server.rounds.model_store import StoredModel
@@ -111,7 +111,7 @@ class ObserverServicer(observer_pb2_grpc.ObserverServiceServicer):
         if not problems and not header.dry_run:
             size = FLOAT_BYTES * signed.manifest.parameters
             assembler = Assembler(size, header.sha256, LARGEST_MODEL_BYTES, "the initial model")
-            await self._coordinator.create_run(signed, header.options, await collect_large(request_iterator, assembler))
+            await self._coordinator.create_run(signed, header.options, await collect_in_place(request_iterator, assembler))
         return pb.CreateRunResponse(run=signed.manifest.digest(), problems=problems)
 
     async def StopRun(self, request: pb.StopRunRequest, context: Context) -> pb.StopRunResponse:

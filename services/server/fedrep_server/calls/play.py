@@ -213,13 +213,14 @@ class Stream:
 
     async def _answer(self, call: InnerCall) -> None:
         call.has_begun = True
-        answer: Any = pb.PlayResponse(call=call.number, last=True)
+        last: bytes | None = None
         try:
             request = call.received() if call.method.takes_parts else await call.next()
             async for message in self._serve(call.method, request, self._context):
-                if answer.HasField("message"):  # one behind, so that the last part can say that it is the last
-                    await self._answers.put(pb.PlayResponse(call=call.number, message=answer.message))
-                answer.message = message
+                if last is not None:  # one behind, so that the last part can say that it is the last
+                    await self._answers.put(pb.PlayResponse(call=call.number, message=last))
+                last = message
+            answer = pb.PlayResponse(call=call.number, message=last, last=True)
         except CallRefusedError as refused:
             answer = pb.PlayResponse(call=call.number, last=True, status=refused.status)
         finally:

@@ -137,7 +137,7 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
             driver = self._run(header.run, header.round)
             assembler = submission_to_come(driver, _silo(), header)
             only_one_of_its_kind()
-            masked = await collect(request_iterator, assembler)
+            masked = memoryview(await collect_in_place(request_iterator, assembler)).toreadonly()
         submission = codec.submission_from_wire(_silo(), header, masked)
         await driver.deliver(replace(submission, sha256=header.masked_sha256))  # `collect` has compared the two
         return pb.SubmitMaskedShareResponse()
@@ -287,9 +287,10 @@ async def collect(requests: AsyncIterator[Any], assembler: Assembler) -> bytes:
     return assembler.finish() if assembler.size <= INLINE_BYTES else await asyncio.to_thread(assembler.finish)
 
 
-async def collect_large(requests: AsyncIterator[Any], assembler: Assembler) -> bytearray:
+async def collect_in_place(requests: AsyncIterator[Any], assembler: Assembler) -> bytearray:
+    """Without a copy, for what is as large as a model or its values."""
     await _add_all(requests, assembler)
-    return await asyncio.to_thread(assembler.take)
+    return assembler.take() if assembler.size <= INLINE_BYTES else await asyncio.to_thread(assembler.take)
 
 
 async def _add_all(requests: AsyncIterator[Any], assembler: Assembler) -> None:
