@@ -17,6 +17,8 @@ from fedrep.wire.chunks import cut_into_chunks
 from fedrep.wire.codec import Once
 from fedrep.wire.v1 import federation_pb2 as pb
 
+_ROUNDS = 2  # whose large parts are remembered: those of more would be memory for nobody
+
 
 def consensus_parts(consensus: Consensus) -> Iterator[bytes]:
     """GetConsensusResponse, the header first."""
@@ -28,7 +30,7 @@ def consensus_parts(consensus: Consensus) -> Iterator[bytes]:
     yield from _chunks_to_all(Once(consensus.coordinates))
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=_ROUNDS)
 def _consensus_to_all(assignment: Once[Assignment], coordinates: Once[bytes], run: RunHash, number: int) -> bytes:
     alike = Consensus(run, number, coordinates.item, assignment.item, (), ())
     return codec.consensus_to_wire(alike).SerializeToString()
@@ -46,7 +48,7 @@ def _before_share(dealer: str, length: int) -> bytes:
     return _head(pb.ConsensusHeader.SHARES_FIELD_NUMBER, len(named) + length) + named
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=_ROUNDS)
 def _chunks_to_all(coordinates: Once[bytes]) -> tuple[bytes, ...]:
     return tuple(_field(pb.GetConsensusResponse.CHUNK_FIELD_NUMBER, chunk) for chunk in cut_into_chunks(coordinates.item))
 
@@ -92,7 +94,7 @@ def update_parts(
     yield from _update(Once(update), omit_agreement)[1]
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=2 * _ROUNDS)
 def _update_header(
     update: Once[Update],
     statements: tuple[Statement, ...],
@@ -110,7 +112,7 @@ def _update_header(
     return pb.GetUpdateResponse(header=header).SerializeToString()
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=_ROUNDS)
 def _update(update: Once[Update], omit_agreement: bool) -> tuple[pb.UpdateHeader, tuple[bytes, ...]]:
     """The header without statements, and the chunks behind it."""
     header, payload = codec.update_to_wire(with_statements(update.item, ()), omit_agreement=omit_agreement)
