@@ -168,8 +168,8 @@ class Ready:
         bits: RangeBits,
     ) -> Proposal:
         manifest, own = self.manifest, self.member
-        seeds = shamir.split(secrets.seed.reveal(), manifest.threshold, len(manifest.roster), entropy)
-        keys = shamir.split(secrets.mask_key.secret().reveal(), manifest.threshold, len(manifest.roster), entropy)
+        shared = (secrets.seed.reveal(), secrets.mask_key.secret().reveal())
+        seeds, keys = shamir.split_together(shared, manifest.threshold, len(manifest.roster), entropy)
         sealed = tuple(
             self.pairs.seal(holder.name, seed, key) for holder, seed, key in zip(manifest.roster, seeds, keys, strict=True)
         )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from fedrep.errors import CryptoError, InvalidInputError
@@ -24,33 +24,56 @@ MAX_HOLDERS = 1023  # the field would take any number; what a silo computes grow
 
 # 384 random bits reduced modulo a 257-bit prime are uniform up to 2^-127.
 _COEFFICIENT_BYTES = 48
+_SHORTENED = 8  # steps: shortening the differences costs about as much as a step
 
 
 def split(secret: bytes, threshold: int, holders: int, entropy: Entropy = secrets.token_bytes) -> list[bytes]:
     """One share for each of the points 1..holders; any `threshold` of them give the secret, fewer say nothing."""
-    if len(secret) != SECRET_BYTES:
-        raise InvalidInputError(f"a shared secret has {SECRET_BYTES} bytes, this one has {len(secret)}")
+    return split_together((secret,), threshold, holders, entropy)[0]
+
+
+def split_together(
+    shared: Sequence[bytes], threshold: int, holders: int, entropy: Entropy = secrets.token_bytes
+) -> list[list[bytes]]:
+    """`split` of several secrets for the same holders, each with a polynomial of its own.
+
+    Drawn are the polynomial's differences at 0, of first order and up: its coefficients in Newton's form, uniform exactly when
+    those of the powers are. From there additions alone lead from point to point: P(x + 1) = P(x) + P'(x) in each order. One
+    integer holds them all, in slots wide enough to be reduced only at the end, so that a step is a shift and an addition.
+    """
+    _check_sharing(shared, threshold, holders)
+    drawn = entropy(_COEFFICIENT_BYTES * (threshold - 1) * len(shared))
+    if len(drawn) != _COEFFICIENT_BYTES * (threshold - 1) * len(shared):
+        raise InvalidInputError("the entropy source gave too few bytes; sharing with them would leak the secret")
+    slot = (PRIME.bit_length() + holders) // 8 + 1  # a step at most doubles
+    orders = [secret[::-1].ljust(slot, b"\0") for secret in shared]
+    for start in range(0, len(drawn), _COEFFICIENT_BYTES):
+        coefficient = int.from_bytes(drawn[start : start + _COEFFICIENT_BYTES], "big") % PRIME
+        orders.append(coefficient.to_bytes(slot, "little"))
+    differences, width = int.from_bytes(b"".join(orders), "little"), len(shared) * slot
+    lowest = (1 << 8 * width) - 1
+    values = []
+    for left in reversed(range(holders)):
+        differences += differences >> 8 * width
+        values.append((differences & lowest).to_bytes(width, "little"))
+        if left < threshold and left % _SHORTENED == 0:
+            differences &= (1 << 8 * width * (left + 1)) - 1  # what is of a higher order than points are left reaches none
+    return [[_share(value[start : start + slot]) for value in values] for start in range(0, width, slot)]
+
+
+def _check_sharing(shared: Sequence[bytes], threshold: int, holders: int) -> None:
+    for secret in shared:
+        if len(secret) != SECRET_BYTES:
+            raise InvalidInputError(f"a shared secret has {SECRET_BYTES} bytes, this one has {len(secret)}")
     if not 1 <= threshold <= holders <= MAX_HOLDERS:
         raise InvalidInputError(
             f"cannot share with threshold {threshold} among {holders} holders; "
             f"it takes 1 <= threshold <= holders <= {MAX_HOLDERS}"
         )
-    drawn = entropy(_COEFFICIENT_BYTES * (threshold - 1))
-    if len(drawn) != _COEFFICIENT_BYTES * (threshold - 1):
-        raise InvalidInputError("the entropy source gave too few bytes; sharing with them would leak the secret")
-    coefficients = [
-        int.from_bytes(drawn[start : start + _COEFFICIENT_BYTES], "big") % PRIME
-        for start in range(0, len(drawn), _COEFFICIENT_BYTES)
-    ]
-    constant = int.from_bytes(secret, "big")
-    shares = []
-    for point in range(1, holders + 1):
-        # Points are small, so a step of Horner's rule adds a byte or two: reducing once at the end is the cheaper way.
-        value = 0
-        for coefficient in coefficients:
-            value = (value + coefficient) * point
-        shares.append(((value + constant) % PRIME).to_bytes(ELEMENT_BYTES, "big"))
-    return shares
+
+
+def _share(value: bytes) -> bytes:
+    return (int.from_bytes(value, "little") % PRIME).to_bytes(ELEMENT_BYTES, "big")
 
 
 @lru_cache(maxsize=64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import random
 from collections import Counter
 
@@ -12,16 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedrep.errors import CryptoError, InvalidInputError
-from fedrep.secagg.shamir import ELEMENT_BYTES, MAX_HOLDERS, PRIME, combine, split
+from fedrep.secagg.shamir import ELEMENT_BYTES, MAX_HOLDERS, PRIME, combine, split, split_together
 
 LARGEST_THRESHOLD = 2 * MAX_HOLDERS // 3 + 1
 SECRET = hashlib.sha256(b"secret").digest()
 
 VECTORS = [
-    "00596e578b8e17ed13f90e8f53c6df790c6125d5a63162dfe4d53133e60a5fa65b",
-    "005c13b77c468ac95e365464c60ca9bbbf6b68711539b229029d5b608f17ef9f51",
-    "0033a82d25a47638c243a483b87be41e9fdca8bd1a8a50da4ffade6f771dd78d3d",
-    "00e02bb887a7da3b4020feec2b148ea1adb4e6b9b6233ef3ccedba609e1c177148",
+    "00162f982fcdd9ed7073d82821bf3d669d715fc318958ab30e6d0c5a9b71539cd6",
+    "0043e5e267e0d436a0e113b413db97892314a4adf1558a93fc9fdda505868ba0d6",
+    "00b4daebfbb40c7f74d385a737ff93be17a7afab57b162a1c13ad3c8ba34cfae5b",
+    "00690eb4eb4782c7ec4b2e018e2b32057b2a80bb4ba912dc5c3deec5b97c1fc43c",
 ]
 
 
@@ -69,11 +70,22 @@ def test_fixed_vectors() -> None:
 
 
 def test_shares_are_values_of_the_polynomial_drawn_from_the_entropy() -> None:
-    drawn = counted(96)
-    quadratic, linear = (int.from_bytes(drawn[i : i + 48], "big") % PRIME for i in (0, 48))
-    secret = int.from_bytes(SECRET, "big")
-    for point, share in numbered(split(SECRET, 3, 255, counted)).items():
-        assert int.from_bytes(share, "big") == (quadratic * point**2 + linear * point + secret) % PRIME
+    drawn = counted(48 * 170)
+    differences = [int.from_bytes(drawn[start : start + 48], "big") % PRIME for start in range(0, len(drawn), 48)]
+    for threshold, holders in ((3, 255), (171, 255), (9, 9), (1, 4)):
+        newton = [int.from_bytes(SECRET, "big"), *differences[: threshold - 1]]
+        for point, share in numbered(split(SECRET, threshold, holders, counted)).items():
+            expected = sum(difference * math.comb(point, order) for order, difference in enumerate(newton))
+            assert int.from_bytes(share, "big") == expected % PRIME
+
+
+def test_secrets_that_are_split_together_have_a_polynomial_each() -> None:
+    drawn, others = counted(4 * 48), (SECRET, bytes(32))
+    together = split_together(others, 3, 7, counted)
+    for number, secret in enumerate(others):
+        own = drawn[48 * number :][:48] + drawn[48 * (number + 2) :][:48]
+        assert together[number] == split(secret, 3, 7, lambda _, own=own: own)  # type: ignore[misc]
+        assert combine(numbered(together[number]), 3) == secret
 
 
 def test_every_subset_of_threshold_size_gives_the_secret() -> None:
