@@ -127,7 +127,7 @@ def member_work() -> dict[str, Work]:
         return RoundPairs(NAME, C2, {name: next_link(link) for name, link in links.items()})
 
     def vouch() -> None:
-        fresh = replace(mine, _mac_keys={})
+        fresh = replace(mine, _own_keys=[], _their_keys={})
         fresh.macs(said)  # of a submission, and of a confirmation
         fresh.macs(said)
         for name in names:
@@ -135,8 +135,7 @@ def member_work() -> dict[str, Work]:
             fresh.vouched(name, bytes(MAC_BYTES), said)
 
     def deal() -> None:
-        seeds = shamir.split(secret, threshold, SILOS, secrets.token_bytes)
-        keys = shamir.split(secret, threshold, SILOS, secrets.token_bytes)
+        seeds, keys = shamir.split_together((secret, secret), threshold, SILOS, secrets.token_bytes)
         for name, seed, key in zip(names, seeds, keys, strict=True):
             mine.seal(name, seed, key)
 

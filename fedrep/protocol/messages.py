@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from fedrep.protocol.manifests import RunHash, SiloName
-from fedrep.secagg.transcript import digest, digest_of_bytes, encoded_list
+from fedrep.secagg.transcript import digest, digest_encoded, digest_of_bytes, encode_context, encode_text, encoded_list
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class Submission:
 
 
 def submission_message(c2: bytes, silo: SiloName) -> bytes:
-    return digest("fedrep/submission", c2, silo)
+    return digest_encoded("fedrep/submission", encode_context(c2) + encode_text(silo))
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +141,14 @@ class SurvivorSet:
 
     buffers: tuple[tuple[Survivor, ...], ...]
     macs: tuple[bytes, ...] = field(default=(), compare=False)
+    _digest: bytes = field(default=b"", init=False, repr=False, compare=False)
 
     def digest(self) -> bytes:
-        return digest("fedrep/survivors", tuple(tuple(s.silo for s in buffer) for buffer in self.buffers))
+        """Worked out once: it is signed, and then looked for in everybody's confirmation."""
+        if not self._digest:
+            names = tuple(tuple(s.silo for s in buffer) for buffer in self.buffers)
+            object.__setattr__(self, "_digest", digest("fedrep/survivors", names))
+        return self._digest
 
     def names(self) -> frozenset[SiloName]:
         return frozenset(s.silo for buffer in self.buffers for s in buffer)

@@ -11,9 +11,9 @@ import hmac
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from fedrep.secagg.keys import AgreementKey, SecretBytes, derive, expand_encoded
+from fedrep.secagg.keys import AgreementKey, SecretBytes, derive, expand_encoded, hmac_sha256
 from fedrep.secagg.shares import open_share, seal_share
-from fedrep.secagg.transcript import encode, encode_text
+from fedrep.secagg.transcript import encode, encode_context, encode_text
 
 MAC_BYTES = 16
 _NEXT = encode("next")
@@ -78,7 +78,8 @@ class RoundPairs:
     own: str
     c1: bytes
     secrets: Mapping[str, SecretBytes] = field(repr=False)
-    _mac_keys: dict[tuple[str, str], SecretBytes] = field(default_factory=dict, repr=False)
+    _own_keys: list[bytes] = field(default_factory=list, repr=False)
+    _their_keys: dict[str, bytes] = field(default_factory=dict, repr=False)
 
     def seal(self, holder: str, seed_share: bytes, key_share: bytes) -> bytes:
         return seal_share(self.secrets[holder], self.c1, self.own, holder, seed_share, key_share)
@@ -88,19 +89,19 @@ class RoundPairs:
 
     def macs(self, message: bytes) -> bytes:
         """One for each holder, in their order: for the holder it is as good as a signature, and for nobody else."""
-        return b"".join(self._mac(self.own, holder, message) for holder in self.secrets)
+        if not self._own_keys:
+            self._own_keys.extend(self._mac_key(holder, self.own, holder) for holder in self.secrets)
+        return b"".join([hmac_sha256(key, message)[:MAC_BYTES] for key in self._own_keys])
 
     def vouched(self, sender: str, mac: bytes, message: bytes) -> bool:
         """Whether the sender itself made this for this silo. Nobody can who does not know the secret of the two."""
         if len(mac) != MAC_BYTES or sender not in self.secrets:
             return False
-        return hmac.compare_digest(self._mac(sender, self.own, message), mac)
-
-    def _mac(self, sender: str, receiver: str, message: bytes) -> bytes:
-        names = (sender, receiver)
-        key = self._mac_keys.get(names)
+        key = self._their_keys.get(sender)
         if key is None:
-            secret = self.secrets[receiver if sender == self.own else sender]
-            info = encode_text("mac") + encode(self.c1) + encode_text(sender) + encode_text(receiver)
-            key = self._mac_keys[names] = SecretBytes(expand_encoded(secret, info))
-        return hmac.digest(key.reveal(), message, "sha256")[:MAC_BYTES]
+            key = self._their_keys[sender] = self._mac_key(sender, sender, self.own)
+        return hmac.compare_digest(hmac_sha256(key, message)[:MAC_BYTES], mac)
+
+    def _mac_key(self, peer: str, sender: str, receiver: str) -> bytes:
+        info = encode_text("mac") + encode_context(self.c1) + encode_text(sender) + encode_text(receiver)
+        return expand_encoded(self.secrets[peer], info)

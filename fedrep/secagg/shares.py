@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from fedrep.errors import CryptoError, InvalidInputError
 from fedrep.secagg.keys import SecretBytes, expand_encoded
 from fedrep.secagg.shamir import ELEMENT_BYTES
-from fedrep.secagg.transcript import encode, encode_text
+from fedrep.secagg.transcript import encode_context, encode_text
 
 SEALED_BYTES = 2 * ELEMENT_BYTES + 16  # two shares and the tag
 
@@ -25,7 +25,7 @@ def _cipher(shared: SecretBytes, context: bytes) -> AESGCM:
 
 
 def _context(c1: bytes, dealer: str, holder: str) -> bytes:
-    return encode(c1) + encode_text(dealer) + encode_text(holder)
+    return encode_context(c1) + encode_text(dealer) + encode_text(holder)
 
 
 def seal_share(shared: SecretBytes, c1: bytes, dealer: str, holder: str, seed_share: bytes, key_share: bytes) -> bytes:

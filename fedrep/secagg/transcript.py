@@ -93,11 +93,22 @@ def encode_text(text: str) -> bytes:
     return encode(text)
 
 
+@lru_cache(maxsize=64)
+def encode_context(context: bytes) -> bytes:
+    """Of C1 and C2, which stand in hundreds of keys and messages of a round, and are no secret."""
+    return encode(context)
+
+
 def digest(tag: str, *fields: Field) -> bytes:
     """SHA-256 of the fields under a tag that says what kind of thing they are."""
     parts = [_prefix(tag)]
     _append(fields, parts)
     return hashlib.sha256(b"".join(parts)).digest()
+
+
+def digest_encoded(tag: str, encoded: bytes) -> bytes:
+    """`digest` of fields that are encoded already."""
+    return hashlib.sha256(_prefix(tag) + encoded).digest()
 
 
 def digest_of_bytes(tag: str, data: bytes) -> bytes:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedrep.errors import InvalidInputError
-from fedrep.secagg.transcript import Field, digest, digest_of_bytes, encode, encoded_list
+from fedrep.secagg.transcript import Field, digest, digest_encoded, digest_of_bytes, encode, encode_context, encoded_list
 
 SCALARS = st.one_of(
     st.integers(-(2**300), 2**300),
@@ -147,3 +147,8 @@ def test_a_list_that_was_put_together_in_one_go_is_encoded_as_any_other(items: t
 @given(st.binary(max_size=400))
 def test_the_hash_of_bytes_alone_is_the_same_by_the_short_way(data: bytes) -> None:
     assert digest_of_bytes("fedrep/test", data) == digest("fedrep/test", data)
+
+
+@given(st.text(max_size=20).filter(lambda text: text.isprintable()), st.binary(max_size=300))
+def test_fields_that_are_encoded_already_have_the_same_digest(tag: str, data: bytes) -> None:
+    assert digest_encoded(tag, encode_context(data) + encode("name", 7)) == digest(tag, data, "name", 7)
