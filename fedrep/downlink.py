@@ -69,7 +69,7 @@ def decode_update(levels: NDArray[Any], scale: float | np.float32) -> NDArray[np
 
 def apply_update(model: NDArray[np.float32], indices: ArrayLike, values: NDArray[np.float32]) -> NDArray[np.float32]:
     """The next model, w - G; the given one is left as it is."""
-    where, changed = _changed(model, indices, values)
+    where, _, changed = _changed(model, indices, values)
     following = model.copy()
     following[where] = changed
     return following
@@ -77,8 +77,7 @@ def apply_update(model: NDArray[np.float32], indices: ArrayLike, values: NDArray
 
 def apply_in_place(model: NDArray[np.float32], indices: ArrayLike, values: NDArray[np.float32]) -> Callable[[], None]:
     """w becomes w - G, or stays as it is if that cannot be; what is returned takes it back."""
-    where, changed = _changed(model, indices, values)
-    before = model[where]
+    where, before, changed = _changed(model, indices, values)
     model[where] = changed
 
     def undo() -> None:
@@ -89,18 +88,20 @@ def apply_in_place(model: NDArray[np.float32], indices: ArrayLike, values: NDArr
 
 def _changed(
     model: NDArray[np.float32], indices: ArrayLike, values: NDArray[np.float32]
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]:
+    """Where, what is there, and what comes there."""
     if model.dtype != np.float32 or values.dtype != np.float32:
         raise InvalidInputError(f"Model and update are float32 vectors, not {model.dtype} and {values.dtype}.")
     where = ascending(indices, model.size)
     if values.shape != where.shape:
         raise InvalidInputError(f"{where.size} coordinates need as many values, but the update has {values.size}.")
+    before = model[where]
     with np.errstate(over="ignore", invalid="ignore"):
-        changed = model[where] - values
+        changed = before - values
     if not np.isfinite(changed).all():
         first = int(where[np.argmin(np.isfinite(changed))])
         raise NonFiniteError(f"Applying the update makes parameter {first} of the model infinite or NaN; it is not applied.")
-    return where, changed
+    return where, before, changed
 
 
 def _linear(wanted: NDArray[np.float64], kind: type[np.signedinteger[Any]]) -> tuple[NDArray[Any], np.float32]:
