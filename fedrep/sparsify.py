@@ -86,7 +86,9 @@ def union(proposals: Iterable[ArrayLike]) -> Coordinates:
     parts = [_integers(proposal) for proposal in proposals]
     if not parts:
         return np.empty(0, dtype=np.int64)
-    return _sorted_distinct(np.concatenate(parts))
+    together = np.concatenate(parts)
+    together.sort(kind="stable")  # which merges what is ascending already, as proposals are
+    return _distinct(together)
 
 
 def gather(vector: NDArray[Any], indices: ArrayLike) -> NDArray[Any]:
@@ -192,6 +194,11 @@ def _draw_distinct(population: int, count: int, rng: np.random.Generator) -> Coo
 
 def _sorted_distinct(values: Coordinates) -> Coordinates:
     values.sort()
+    return _distinct(values)
+
+
+def _distinct(values: Coordinates) -> Coordinates:
+    """Of ascending ones."""
     if values.size < 2:
         return values
     new = np.empty(values.size, dtype=np.bool_)
