@@ -10,7 +10,6 @@ import hmac
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from hashlib import sha256
 from typing import Literal, NoReturn, Protocol, TypeAlias
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -237,7 +236,7 @@ def derive(secret: SecretBytes, label: str, *context: Field) -> bytes:
     One block is all of its output, so its two steps are one HMAC each; hundreds are derived in a round.
     """
     extracted = hmac.digest(bytes(32), secret.reveal(), "sha256")
-    return hmac_sha256(extracted, encode(label, *context) + b"\1")
+    return hmac.digest(extracted, encode(label, *context) + b"\1", "sha256")
 
 
 def expand(secret: SecretBytes, label: str, *context: Field) -> bytes:
@@ -247,20 +246,7 @@ def expand(secret: SecretBytes, label: str, *context: Field) -> bytes:
 
 def expand_encoded(secret: SecretBytes, info: bytes) -> bytes:
     """The same for a context that is encoded already, since most of it is the same for all holders of a round."""
-    return hmac_sha256(secret.reveal(), info + b"\x01")
-
-
-_INNER, _OUTER = (bytes(byte ^ pad for byte in range(256)) for pad in (0x36, 0x5C))
-_HASH_BLOCK = 64
-
-
-def hmac_sha256(key: bytes, message: bytes) -> bytes:
-    """HMAC-SHA256 (RFC 2104) of a short message: a round makes thousands.
-
-    OpenSSL's own looks up its algorithm at every call, which takes longer than the hashing.
-    """
-    padded = (key if len(key) <= _HASH_BLOCK else sha256(key).digest()).ljust(_HASH_BLOCK, b"\0")
-    return sha256(padded.translate(_OUTER) + sha256(padded.translate(_INNER) + message).digest()).digest()
+    return hmac.digest(secret.reveal(), info + b"\x01", "sha256")
 
 
 def commitment(secret: bytes) -> bytes:

@@ -11,7 +11,7 @@ import hmac
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from fedrep.secagg.keys import AgreementKey, SecretBytes, derive, expand_encoded, hmac_sha256
+from fedrep.secagg.keys import AgreementKey, SecretBytes, derive, expand_encoded
 from fedrep.secagg.shares import open_share, seal_share
 from fedrep.secagg.transcript import encode, encode_context, encode_text
 
@@ -91,7 +91,7 @@ class RoundPairs:
         """One for each holder, in their order: for the holder it is as good as a signature, and for nobody else."""
         if not self._own_keys:
             self._own_keys.extend(self._mac_key(holder, self.own, holder) for holder in self.secrets)
-        return b"".join([hmac_sha256(key, message)[:MAC_BYTES] for key in self._own_keys])
+        return b"".join([hmac.digest(key, message, "sha256")[:MAC_BYTES] for key in self._own_keys])
 
     def vouched(self, sender: str, mac: bytes, message: bytes) -> bool:
         """Whether the sender itself made this for this silo. Nobody can who does not know the secret of the two."""
@@ -100,7 +100,7 @@ class RoundPairs:
         key = self._their_keys.get(sender)
         if key is None:
             key = self._their_keys[sender] = self._mac_key(sender, sender, self.own)
-        return hmac.compare_digest(hmac_sha256(key, message)[:MAC_BYTES], mac)
+        return hmac.compare_digest(hmac.digest(key, message, "sha256")[:MAC_BYTES], mac)
 
     def _mac_key(self, peer: str, sender: str, receiver: str) -> bytes:
         info = encode_text("mac") + encode_context(self.c1) + encode_text(sender) + encode_text(receiver)

@@ -26,7 +26,6 @@ from fedrep.secagg.keys import (
     commitment,
     derive,
     generate_signing_key,
-    hmac_sha256,
     load_verify_key,
     signing_key_from_private,
     verify_key_from_public,
@@ -265,11 +264,6 @@ def test_derive_is_hkdf_sha256_with_the_context_as_info() -> None:
     extracted = hmac.new(bytes(32), secret.reveal(), hashlib.sha256).digest()
     expanded = hmac.new(extracted, encode("pair", b"c2", 4, "a", "b") + b"\x01", hashlib.sha256).digest()
     assert derive(secret, "pair", b"c2", 4, "a", "b") == expanded
-
-
-@given(st.binary(max_size=200), st.binary(max_size=300))
-def test_hmac_is_that_of_rfc_2104(key: bytes, message: bytes) -> None:
-    assert hmac_sha256(key, message) == hmac.digest(key, message, "sha256")
 
 
 def test_every_part_of_the_context_changes_the_derived_key() -> None:
