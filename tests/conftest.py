@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import structlog
+from hypothesis import HealthCheck, settings
 
 from fedrep_runtime.ciphers import prefer_tls13
 
@@ -26,6 +27,13 @@ def pytest_configure(config: pytest.Config) -> None:
     config.option.loadscopereorder = False  # xdist would begin with the files of most tests, and so end with the longest ones
     write_in_memory()
     compile_once()
+    take_any_time()
+
+
+def take_any_time() -> None:
+    """Hypothesis fails an example that took longer than a fifth of a second: on a busy machine any may."""
+    settings.register_profile("any time", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("any time")
 
 
 def compile_once() -> None:

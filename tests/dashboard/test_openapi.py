@@ -30,7 +30,7 @@ def site() -> Iterator[str]:
 
 
 @schema.parametrize()
-@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=4, suppress_health_check=list(HealthCheck), derandomize=True)
 def test_every_answer_is_one_the_document_promises(site: str, case: Case[Any]) -> None:
     if case.meta and case.meta.generation.mode is GenerationMode.POSITIVE and "name" in case.path_parameters:
         case.path_parameters["name"] = "digits"  # most names do not exist, and 404 is soon well tested

@@ -272,8 +272,7 @@ def test_identities_that_are_not_of_our_form_are_refused(uri: str) -> None:
 @given(st.binary(max_size=400))
 @settings(
     max_examples=int(os.environ.get("FEDREP_FUZZ_EXAMPLES", "150")),
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_no_bytes_from_a_stranger_raise_anything_but_our_errors(root: CertificateAuthority, data: bytes) -> None:
     """Every decoder that a peer can reach: certificates, requests, revocation lists, tokens."""

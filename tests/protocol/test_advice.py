@@ -103,7 +103,7 @@ def test_a_wrong_term_beside_too_few_silos_is_not_forgotten() -> None:
     assert advise(run).conclusion.endswith("or set byzantine_count = 0; besides, alpha 2.0: choose a value in [0, 1]")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     silos=st.integers(2, 60),
     size=st.integers(2, 12),

@@ -134,7 +134,7 @@ def test_a_buffer_opens_with_min_survivors_and_not_with_one_less(survivors: int)
     assert (result.outcome is Outcome.APPLIED) is (survivors >= 4), result.reason
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_any_pattern_of_dropouts_is_applied_rightly_or_skipped(data: st.DataObject) -> None:
     federation = federation_of_nine()

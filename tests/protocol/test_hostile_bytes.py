@@ -70,7 +70,7 @@ def deface(data: st.DataObject, event: Event) -> Event:
 
 
 @pytest.mark.parametrize("sent_in", PHASES)
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(data=st.data())
 def test_a_defaced_message_is_refused_with_an_error_of_ours(
     sent_in: Phase, rounds: dict[Phase, tuple[Federation, Event]], data: st.DataObject

@@ -110,7 +110,7 @@ def test_the_honest_message_is_taken(listening: Listening, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["run", "round", "consensus", "survivors", "signatures", "update"])
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(edits=EDITS)
 def test_a_changed_message_is_taken_or_refused_with_an_error_of_ours(
     listening: Listening, kind: str, edits: list[tuple[int, int, bytes]]
@@ -135,7 +135,7 @@ REALS = st.one_of(st.floats(), st.sampled_from([0.0, 1.0]))
 TEXTS = st.one_of(st.text(max_size=8), st.sampled_from(["[" * 100_000, '{"pre": [1]}', '{"pre": [{"name": []}]}', "null"]))
 
 
-@settings(max_examples=EXAMPLES, deadline=None)
+@settings(max_examples=EXAMPLES)
 @given(data=st.data())
 def test_rules_of_a_run_that_make_no_sense_are_refused_with_an_error_of_ours(listening: Listening, data: st.DataObject) -> None:
     run = listening.federation.run

@@ -114,7 +114,7 @@ def test_the_full_buffer_and_one_dropout_open_to_the_plain_sum(count: int, bits:
         np.testing.assert_array_equal(total, plain)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data(), count=st.integers(7, 16), bits=st.sampled_from(BITS))
 def test_any_dropout_pattern_of_a_large_buffer_opens_to_the_plain_sum(data: st.DataObject, count: int, bits: int) -> None:
     survivors = sorted(data.draw(st.sets(st.integers(0, count - 1), min_size=1)))

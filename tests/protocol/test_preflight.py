@@ -207,7 +207,7 @@ def test_buffers_larger_than_the_federation_are_refused_and_do_not_crash(silos: 
     assert any(problem.startswith("quorum") for problem in preflight(run))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     silos=st.integers(0, 40),
     changes=st.fixed_dictionaries(

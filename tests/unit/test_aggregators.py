@@ -65,7 +65,7 @@ def test_the_order_of_the_rows_does_not_matter(name: str, pre: tuple[str, ...], 
 
 
 @pytest.mark.parametrize("name", RULES)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_the_order_does_not_matter_for_rows_full_of_ties(name: str, data: st.DataObject) -> None:
     n = data.draw(st.integers(5, 9))

@@ -191,7 +191,7 @@ def test_mimic_copies_one_honest_silo_the_one_that_differs_most() -> None:
         ATTACKS["mimic"](honest, 1, target=6)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(0, 2**32), st.integers(2, 12), st.sampled_from(["std", "unit", "sign"]))
 def test_minmax_reaches_the_largest_honest_distance_and_minsum_the_largest_sum(seed: int, h: int, direction: str) -> None:
     honest = updates(h, 6, seed).astype(np.float64)

@@ -9,7 +9,7 @@ from fractions import Fraction
 from itertools import combinations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedrep.errors import InvalidInputError
@@ -84,7 +84,6 @@ def test_theorem_2_is_violated_for_one_coordinate_exactly_below_d_over_3d_minus_
         assert (enumerated_epsilon(d, 1, alpha) > bound + 1e-9) is violated
 
 
-@settings(deadline=None)
 @given(st.integers(2, 10**6), st.data())
 def test_theorem_2_holds_from_two_coordinates_on(d: int, data: st.DataObject) -> None:
     k = data.draw(st.integers(2, min(d, 300)))
@@ -95,7 +94,6 @@ def test_theorem_2_holds_from_two_coordinates_on(d: int, data: st.DataObject) ->
     assert exact <= bound + 1e-9
 
 
-@settings(deadline=None)
 @given(st.integers(2, 1000), st.data())
 def test_the_bound_for_alpha_from_one_half_holds_and_vanishes_at_one(d: int, data: st.DataObject) -> None:
     k = data.draw(st.integers(1, min(d, 100)))
@@ -134,7 +132,6 @@ def test_impossible_settings_are_refused(d: int, k: int, alpha: float) -> None:
         CoordinateRelease(1, d, k, alpha)
 
 
-@settings(deadline=None)
 @given(st.integers(2, 5_000_000), st.data())
 def test_epsilon_is_finite_positive_and_falls_with_alpha(d: int, data: st.DataObject) -> None:
     k = data.draw(st.integers(1, min(d - 1, 2000)))
@@ -152,7 +149,6 @@ def test_extreme_alphas_follow_the_asymptotes() -> None:
     assert coordinate_epsilon(d, k, 1 - 2**-53) == pytest.approx(d * 2**-53 / k, rel=1e-6)
 
 
-@settings(deadline=None)
 @given(st.integers(2, 300_000), st.data())
 def test_alpha_for_a_target_never_exceeds_it_and_is_tight(d: int, data: st.DataObject) -> None:
     k = data.draw(st.integers(1, min(d - 1, 60)))
@@ -172,7 +168,6 @@ def test_alpha_for_a_target_at_the_ends() -> None:
             alpha_for_epsilon(100, 3, impossible)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 5000), st.floats(1e-3, 100.0))
 def test_alpha_for_a_budget_keeps_the_whole_run_within_it(rounds: int, each: float) -> None:
     budget = rounds * each
@@ -191,7 +186,6 @@ def test_shown_epsilon_is_rounded_up_and_never_down() -> None:
     assert Fraction(shown(1.7e308)) == Fraction(1.7e308), "whatever a silo claims"
 
 
-@settings(deadline=None)
 @given(st.floats(0, 1e6))
 def test_a_shown_epsilon_is_never_below_the_true_one(epsilon: float) -> None:
     assert Fraction(shown(epsilon)) >= Fraction(epsilon)

@@ -98,7 +98,7 @@ def test_every_dropout_pattern_still_opens_to_the_sum_of_the_survivors(size: int
             assert np.array_equal(opened(members, survivors, vectors), expected)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.sampled_from(BITS), st.integers(7, 16), st.data())
 def test_larger_buffers_open_after_any_dropout(bits: int, size: int, data: st.DataObject) -> None:
     members = MEMBERS[:size]
@@ -218,7 +218,7 @@ def test_taking_masks_off_restores_the_vector(bits: int, elements: int) -> None:
     assert np.array_equal(vector, ramp(bits, elements))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.sampled_from(BITS), st.booleans(), st.lists(st.integers(0, 70_000), max_size=6))
 def test_a_vector_streamed_in_any_chunks_gives_identical_bytes(bits: int, negate: bool, cuts: list[int]) -> None:
     masks = MEMBERS[2].all_masks(MEMBERS[:4])
@@ -323,7 +323,7 @@ def test_a_chunk_of_another_ring_is_refused() -> None:
 
 
 @given(st.sampled_from(BITS), st.lists(st.integers(0, PIECE_BYTES + 3), max_size=3))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_a_masked_copy_is_the_masked_vector_on_the_wire_and_leaves_the_vector_alone(bits: int, cuts: list[int]) -> None:
     vector = ramp(bits, sum(cuts))
     vector.flags.writeable = False

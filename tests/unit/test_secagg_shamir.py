@@ -94,7 +94,7 @@ def test_every_subset_of_threshold_size_gives_the_secret() -> None:
         assert combine({point: shares[point] for point in subset}, 3) == SECRET
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.binary(min_size=32, max_size=32), st.data())
 def test_any_secret_survives_any_threshold_and_any_choice_of_holders(secret: bytes, data: st.DataObject) -> None:
     holders = data.draw(st.integers(1, 40))

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -94,7 +94,6 @@ def test_theorem_1_does_not_hold_for_random_values_and_a_choice_that_looks_at_th
     assert np.mean(measured) > 2.0 * predicted
 
 
-@settings(deadline=None)
 @given(st.integers(0, 2**32), st.integers(2, 40), st.floats(0, 1), st.data())
 def test_proposition_1_consensus_sparsification_never_enlarges_a_distance(
     seed: int, d: int, alpha: float, data: st.DataObject

@@ -198,7 +198,7 @@ def test_every_field_of_a_manifest_travels(manifest: RunManifest | RoundManifest
         assert back.context() == manifest.context()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     alpha=st.floats(allow_nan=False),
     clip_range=st.floats(allow_nan=False),
@@ -223,7 +223,7 @@ def test_manifests_keep_their_hash_for_any_numbers_and_names(
     assert codec.run_manifest_from_wire(over_the_wire(codec.run_manifest_to_wire(run))).digest() == run.digest()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(scale=st.floats(width=32, allow_nan=False))
 def test_the_scale_of_an_update_travels_as_the_float32_it_is(scale: float) -> None:
     assert UPDATE.descent is not None
@@ -332,7 +332,7 @@ def announced(data: bytes | memoryview) -> tuple[int, bytes]:
 # Streams.
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.binary(max_size=300), size=st.integers(1, 64))
 def test_a_stream_in_chunks_of_any_size_is_put_together_again(data: bytes, size: int) -> None:
     chunks = list(cut_into_chunks(data, size))
@@ -411,7 +411,7 @@ def test_a_stream_of_tiny_or_empty_chunks_costs_no_more_than_its_bytes() -> None
     assert assembler.finish() == data
 
 
-@settings(max_examples=int(os.environ.get("FEDREP_FUZZ_EXAMPLES", "60")), deadline=None)
+@settings(max_examples=int(os.environ.get("FEDREP_FUZZ_EXAMPLES", "60")))
 @given(garbage=st.binary(max_size=80))
 def test_bytes_that_are_no_message_never_decode_to_an_exception_of_another_kind(garbage: bytes) -> None:
     """Whatever protobuf accepts, the codec turns into a message or a DecodeError."""
