@@ -197,10 +197,13 @@ def test_what_programs_read_is_never_folded(capsys: pytest.CaptureFixture[str], 
 
 
 def test_status_tells_times_and_figures_as_people_write_them() -> None:
-    status = {"at": 1794866289.2, "seconds_ago": 0.1, "epsilon_total": 645.1825396, "reason": "", "metrics": {}, "running": True}
+    status = {"at": 1794866289.2, "seconds_ago": 0.1, "server_away": "connection refused", "away_since": 1794866280.5}
+    status |= {"epsilon_total": 645.1825396, "reason": "", "metrics": {}, "running": True}
     status |= {"record_epsilon": "none", "train_loss": 0.123456789, "now": None}
     assert render_status(status).splitlines() == [
         "last sign of life: 2026-11-16 21:58:09 UTC (0.1 s ago)",
+        "server out of reach: connection refused",
+        "out of reach since: 2026-11-16 21:58:00 UTC",
         "epsilon total: 645.183",
         "running: yes",
         "record epsilon: none",

@@ -20,7 +20,11 @@ from fedrep_cli.processes import free_port
 from fedrep_identity.certificates import Role
 from fedrep_runtime.files import lock_folder
 from fedrep_runtime.run_config import DeadlineConfig
+from fedrep_silo.config import SiloSettings
 from fedrep_silo.connection import FIRST_PAUSE, LONGEST_PAUSE, ServerAwayError
+from fedrep_silo.evaluator import Evaluator
+from fedrep_silo.following import Follower
+from fedrep_silo.state import StateFolder
 from tests.harness.federation import Federation, StubTrainer
 from tests.harness.processes import run_scenario
 from tests.harness.scenarios import confirmed_rounds, finish, finish_in_step, serve
@@ -207,6 +211,9 @@ def test_a_server_away_is_tried_again_with_growing_pauses_and_mentioned_once(
         with pytest.raises(ServerAwayError, match="out of reach"):
             await daemon.run()
         await daemon.connection.close()
+        told = daemon.folder.status()
+        assert told["server_away"], "and the status says why"
+        assert told["away_since"] <= time.time()
 
     run_scenario(scenario())
     waits = [pause for pause in pauses if pause >= FIRST_PAUSE]
@@ -215,17 +222,42 @@ def test_a_server_away_is_tried_again_with_growing_pauses_and_mentioned_once(
     assert sum(line["event"] == "server_away" for line in lines) == 1
 
 
+@pytest.mark.parametrize("kind", ["evaluator", "follower"])
+def test_whoever_else_finds_the_server_away_says_so_in_its_status(federation: Federation, kind: str) -> None:
+    nobody = f"localhost:{free_port()}"
+
+    async def scenario() -> None:
+        watching: Evaluator | Follower
+        if kind == "evaluator":
+            settings = federation.settings(kind, "away")
+            watching = federation.evaluator("away", server=nobody, give_up_after=0.2)
+        else:
+            given = federation.settings(1, "follows").model_dump()
+            settings = SiloSettings.model_validate(given | {"run": "*", "server": nobody, "give_up_after": 0.2})
+            watching = Follower(settings, StubTrainer, lambda *_: pytest.fail("there is no run"))
+        with pytest.raises(ServerAwayError):
+            await watching.run()
+        await watching.connection.close()
+        assert watching.status["server_away"]
+        assert StateFolder(settings.state).status()["server_away"] == watching.status["server_away"]
+
+    run_scenario(scenario())
+
+
 def test_a_silo_whose_own_certificate_has_expired_says_so_and_goes_on_with_a_new_one(tmp_path: Path, lines: list[Any]) -> None:
     federation = Federation.create(tmp_path, silos=3)
     federation.issue("silo-0", Role.SILO, days=-0.001)
 
     async def scenario(federation: Federation, run: str) -> None:
         await federation.create_run(run, rounds=1)
-        silos = asyncio.ensure_future(finish(*(federation.daemon(n, run) for n in range(3))))
+        daemons = [federation.daemon(n, run) for n in range(3)]
+        silos = asyncio.ensure_future(finish(*daemons))
         while not any(line["event"] == "server_away" for line in lines):
             await asyncio.sleep(0.05)
+        assert "silo-0 expired on" in daemons[0].reports.status["server_away"]
         federation.issue("silo-0", Role.SILO)
         assert await silos == [None] * 3
+        assert "server_away" not in daemons[0].folder.status(), "it has answered since"
 
     serve(federation, scenario, "expired")
     said = [line["why"] for line in lines if line["event"] == "server_away"]

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 REFRESH_SECONDS = 0.25
 EPSILONS = ("epsilon_total", "epsilon_data_set", "record_epsilon")
 LABELS = {"at": "last sign of life", "now": "run of now", "state": "the run, as last heard", "outcome": "last outcome"}
+LABELS |= {"server_away": "server out of reach", "away_since": "out of reach since"}
 
 
 async def show_rounds(daemon: SiloDaemon | Evaluator | Follower, console: Console | None = None) -> None:
@@ -49,9 +50,10 @@ def status_of(daemon: SiloDaemon | Evaluator | Follower) -> Mapping[str, Any]:
 def phase_line(status: Mapping[str, Any]) -> str:
     where = f"round {status['round']}: " if status.get("round") else ""
     problem = f"  problem: {status['problem']}" if status.get("problem") else ""
+    away = f"  server out of reach: {status['server_away']}" if status.get("server_away") else ""
     accuracy = f"  accuracy {status['accuracy']:.4f}" if status.get("accuracy") is not None else ""
     metrics = "".join(f"  {name} {value:.4f}" for name, value in status.get("metrics", {}).items())
-    return f"{where}{status['phase']}{accuracy}{metrics}{problem}"
+    return f"{where}{status['phase']}{accuracy}{metrics}{problem}{away}"
 
 
 def waiting_line(status: Mapping[str, Any], grace: float) -> str:
@@ -89,6 +91,8 @@ def render_status(status: Mapping[str, Any]) -> str:
         if key == "at":
             ago = f" ({status['seconds_ago']:g} s ago)" if "seconds_ago" in status else ""
             value = f"{time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(value))} UTC{ago}"
+        elif key == "away_since":
+            value = f"{time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(value))} UTC"
         elif key in EPSILONS:
             value = shown_epsilon(value)
         elif isinstance(value, bool):

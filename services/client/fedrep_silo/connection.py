@@ -103,7 +103,10 @@ class ServerAwayError(FedrepError):
 
 
 class Connection:
-    """`lost` is set whenever the server was away, for the daemon to join again; `sent` counts the bytes that left."""
+    """`lost` is set whenever the server was away, for the daemon to join again; `sent` counts the bytes that left.
+
+    `heard_of_server` is told why the server is out of reach, at each call that fails, and "" when it answers again.
+    """
 
     def __init__(
         self, address: str, load: Callable[[], Credentials], audit: Audit, *, server_name: str | None, patience: float
@@ -121,6 +124,8 @@ class Connection:
         self._retired: set[asyncio.Task[None]] = set()
         self._reminded: float | None = None
         self._entered: dict[int, Letter] = {}
+        self._is_away = False
+        self.heard_of_server: Callable[[str], None] = lambda _: None
         self.lost = False
         self.sent = 0
 
@@ -379,6 +384,7 @@ class Connection:
             except grpc.aio.AioRpcError as error:
                 refusal = error_of(error)
                 if refusal is not None:
+                    self._note_back()
                     raise refusal from error
                 if error.code() is grpc.StatusCode.UNIMPLEMENTED and self._plays:
                     self._plays = False  # a server from before Play: its methods are called one by one
@@ -394,20 +400,28 @@ class Connection:
                 continue
             if away_since is not None:
                 log.info("server_back", server=self._address, away=round(time.monotonic() - away_since))
+            self._note_back()
             return result
+
+    def _note_back(self) -> None:
+        if self._is_away:
+            self._is_away = False
+            self.heard_of_server("")
 
     def _note_away(self, seconds: float, error: grpc.aio.AioRpcError) -> None:
         """Once a minute, however many calls fail; an error once the operator's patience is over."""
-        self.lost = True
+        self.lost = self._is_away = True
+        why = self._why(error)
+        self.heard_of_server(why)
         if seconds > self._patience:
             raise ServerAwayError(
-                f"the server at {self._address} was out of reach for {self._patience:.0f} seconds ({self._why(error)}); "
+                f"the server at {self._address} was out of reach for {self._patience:.0f} seconds ({why}); "
                 "check the address with: fedrep doctor"
             ) from error
         now = time.monotonic()
         if self._reminded is None or now - self._reminded >= REMINDER_SECONDS:
             self._reminded = now
-            log.warning("server_away", server=self._address, seconds=round(seconds), why=self._why(error))
+            log.warning("server_away", server=self._address, seconds=round(seconds), why=why)
 
     def _why(self, error: grpc.aio.AioRpcError) -> str:
         """TLS ends a connection without a word to the side whose certificate it refuses, so this side looks at its own."""

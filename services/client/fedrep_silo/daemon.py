@@ -84,6 +84,7 @@ class SiloDaemon:
         self.reports = Reports(
             settings, self.connection, self.folder, self._ledgers, self.books, credentials.identity.name, self._training
         )
+        self.connection.heard_of_server = self.reports.heard_of_server
         self._events: asyncio.Queue[Event | FedrepError | OSError] = asyncio.Queue()
         self._effects: list[Effect] = []
         self._tasks: set[asyncio.Task[None]] = set()

@@ -28,6 +28,7 @@ from fedrep_runtime.trackers import Trackers, check_trackers
 from fedrep_silo.config import SiloSettings
 from fedrep_silo.connection import REMINDER_SECONDS, connect
 from fedrep_silo.state import StateFolder
+from fedrep_silo.status_file import note_server
 from fedrep_silo.training import in_thread
 from fedrep_silo.trust import FederationTrust
 from fedrep_trainers.trainer import Evaluation, ModelExporter, Trainer
@@ -57,6 +58,7 @@ class Evaluator:
         self._waiting_since: float | None = None
         self._reminded: float | None = None
         self.status: dict[str, object] = {"run": settings.run, "server": settings.server, "phase": "starting"}
+        self.connection.heard_of_server = self._heard_of_server
 
     @property
     def model(self) -> ModelState | None:
@@ -213,6 +215,10 @@ class Evaluator:
         except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
             log.warning("best_model_unreadable", file=str(self._best_file), why=str(error))
             return -math.inf
+
+    def _heard_of_server(self, why: str) -> None:
+        note_server(self.status, why)
+        self._state.save_status(self.status)
 
     def _show(self, round_number: int, phase: str) -> None:
         self.status |= {"round": round_number, "phase": phase}

@@ -24,6 +24,7 @@ from fedrep_silo.evaluator import Evaluator
 from fedrep_silo.idling import let_go_of_devices
 from fedrep_silo.run_folders import FOLLOWING, settings_for, wanted
 from fedrep_silo.state import StateFolder
+from fedrep_silo.status_file import note_server
 from fedrep_trainers.trainer import Trainer
 
 log = structlog.get_logger(__name__)
@@ -56,6 +57,7 @@ class Follower:
         self._leaving = asyncio.Event()
         self._waiting = ""
         self.status: dict[str, Any] = {"run": wanted(settings), "server": settings.server, "phase": "looking for a run"}
+        self._finder.heard_of_server = self._heard_of_server
 
     @property
     def connection(self) -> Connection:
@@ -158,6 +160,10 @@ class Follower:
                 await self._leaving.wait()
         except TimeoutError:
             return
+
+    def _heard_of_server(self, why: str) -> None:
+        note_server(self.status, why)
+        self._folder.save_status(self.status)
 
     def _note(self, run: str) -> None:
         """Where `fedrep client status`, `audit` and `export` look for the run of now, or of last."""

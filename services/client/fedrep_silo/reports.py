@@ -40,6 +40,7 @@ from fedrep_silo.connection import REMINDER_SECONDS, Connection
 from fedrep_silo.ledgers import LedgerFolder
 from fedrep_silo.record_books import RecordBooks, Standing
 from fedrep_silo.state import StateFolder, spent_epsilon
+from fedrep_silo.status_file import note_server
 from fedrep_silo.training import Training, in_thread
 
 log = structlog.get_logger(__name__)
@@ -101,6 +102,10 @@ class Reports:
         self.status |= {"phase": phase, "at": time.time()}
         if round_number is not None:
             self.status["round"] = round_number
+        self._show_status()
+
+    def heard_of_server(self, why: str) -> None:
+        note_server(self.status, why)
         self._show_status()
 
     def _show_status(self) -> None:

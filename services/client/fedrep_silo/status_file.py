@@ -31,6 +31,15 @@ def write_status(path: Path, status: Mapping[str, Any]) -> None:
         os.close(descriptor)
 
 
+def note_server(status: dict[str, Any], why: str) -> None:
+    """That the server is out of reach, since when and why; or, without a reason, that it is not."""
+    if why:
+        status |= {"server_away": why, "away_since": status.get("away_since", time.time())}
+    else:
+        status.pop("server_away", None)
+        status.pop("away_since", None)
+
+
 def read_status(path: Path) -> dict[str, Any]:
     """OSError if there is none, ValueError if it is no status however often one looks."""
     for _ in range(LOOKS - 1):
