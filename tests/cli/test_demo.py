@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from fedrep.errors import FedrepError
 from fedrep.protocol.preflight import preflight
 from fedrep.wire.v1 import observer_pb2 as pb
 from fedrep_cli.demo_settings import DemoSettings
@@ -175,6 +176,29 @@ def test_a_child_that_will_not_end_is_killed_and_all_share_one_period_of_grace(
     assert len(pids) >= 2
     assert not processes.running("one")
     assert not processes.running("two")
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ("started\nfedrep server: port 7443 is taken\nstopped\n", "fedrep server: port 7443 is taken"),
+        ("started\nlistening\n", "listening"),
+        ("", "it said nothing"),
+    ],
+)
+def test_the_last_words_of_a_process_are_its_reason_and_none_of_an_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, words: str
+) -> None:
+    (tmp_path / "server.log").write_text("fedrep server: an error of yesterday\n")
+    real = subprocess.Popen
+    speaking = [sys.executable, "-c", f"import sys; sys.stdout.write({said!r}); sys.exit(1)"]
+    monkeypatch.setattr("fedrep_cli.processes.subprocess.Popen", lambda _command, **rest: real(speaking, **rest))
+    with Processes(tmp_path) as processes:
+        processes.start("server", [])
+        while processes.running("server"):
+            time.sleep(0.01)
+        with pytest.raises(FedrepError, match=f"server ended with code 1: {words}$"):
+            processes.require("server")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

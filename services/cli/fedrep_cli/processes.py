@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -19,6 +20,7 @@ from fedrep_cli.nursery import Grown, Nursery
 from fedrep_cli.parent_death import CAN_END_WITH_PARENT, end_with_parent
 
 GRACE_SECONDS = 8.0
+_REASON = re.compile(r"fedrep [a-z]+: ")  # as `complain` writes it
 
 
 def free_ports(count: int) -> list[int]:
@@ -43,6 +45,7 @@ class Processes:
         self._logs = logs
         self._nurseries = nurseries or {}
         self._running: dict[str, subprocess.Popen[bytes] | Grown] = {}
+        self._began: dict[str, int] = {}  # where in its log each of them begins
 
     def __enter__(self) -> Processes:
         return self
@@ -63,6 +66,7 @@ class Processes:
         """`fedrep ARGUMENTS`, its output appended to NAME.log."""
         path = self._logs / f"{name}.log"
         with path.open("ab") as log:
+            self._began[name] = log.tell()
             if arguments and arguments[0] in self._nurseries:
                 self._running[name] = self._nurseries[arguments[0]].start(arguments, path, environment or {})
                 return
@@ -97,8 +101,12 @@ class Processes:
             raise FedrepError(f"{name} ended with code {process.returncode}: {self.last_words(name)}")
 
     def last_words(self, name: str) -> str:
-        text = (self._logs / f"{name}.log").read_text(errors="replace").strip()
-        return text.splitlines()[-1] if text else "it said nothing"
+        """Why it ended, if it said so, however much was logged after that; else its last line. Nothing of those before it."""
+        with (self._logs / f"{name}.log").open("rb") as log:
+            log.seek(self._began.get(name, 0))
+            lines = log.read().decode(errors="replace").strip().splitlines()
+        reasons = [line for line in lines if _REASON.match(line)]
+        return (reasons or lines or ["it said nothing"])[-1]
 
 
 @contextmanager
