@@ -7,9 +7,7 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +16,6 @@ import typer
 from fedrep.errors import SettingsError
 from fedrep.privacy import shown
 from fedrep_cli.attack_options import attack_options
-from fedrep_cli.interrupts import heard_interrupts
 from fedrep_cli.output import JSON_HELP, complain, emit, stay_up
 from fedrep_cli.simulate_view import SimulationView
 from fedrep_runtime.logging import configure_logging
@@ -92,7 +89,6 @@ def simulate(
         url = ""
         if dashboard:
             listeners, url = _watched(terms, view, stack)
-        listeners = _interruptible(listeners, stack.enter_context(heard_interrupts()))
         try:
             result = run_simulation(
                 terms,
@@ -116,14 +112,6 @@ def simulate(
         sys.stdout.flush()  # a reader at the end of a pipe waits for it too
         if dashboard and not exit_at_once:
             stay_up(url)
-
-
-def _interruptible(listeners: Listeners, look: Callable[[], None]) -> Listeners:
-    def on_round(row: dict[str, Any], rounds: int) -> None:
-        listeners.on_round(row, rounds)
-        look()
-
-    return replace(listeners, on_round=on_round)
 
 
 def _watched(terms: Terms, view: SimulationView, stack: ExitStack) -> tuple[Listeners, str]:
