@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -28,6 +29,13 @@ def pytest_configure(config: pytest.Config) -> None:
     write_in_memory()
     compile_once()
     take_any_time()
+    mind_interrupts()
+
+
+def mind_interrupts() -> None:
+    """A shell has what it starts in the background ignore Ctrl-C, and so would the processes that tests start and interrupt."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def take_any_time() -> None:
