@@ -43,11 +43,18 @@ class Job:
 def work(job: Job, report: Report | None = None) -> str:
     """Run one cell on one thread and save it."""
     import torch
+    from threadpoolctl import threadpool_limits
 
+    torch.set_num_threads(1)
+    # numpy has threads of its own, which spin where other cells have the cores: a cell then takes twice the time.
+    with threadpool_limits(1):
+        return _worked(job, report)
+
+
+def _worked(job: Job, report: Report | None) -> str:
     from fedrep_lab.measurements import TASKS, measure
     from fedrep_lab.simulation import play
 
-    torch.set_num_threads(1)
     checkpoints: Checkpoints | None = None
     if job.cell.task in TASKS:
         outcome = measure(job.cell, job.data_dir)

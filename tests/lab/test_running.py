@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 from rich.console import Console
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from fedrep_lab import catalogue
 from fedrep_lab.archive import restore
 from fedrep_lab.catalogue import experiment_from, load_experiments
 from fedrep_lab.cell import Cell
 from fedrep_lab.checkpoints import Checkpoints
+from fedrep_lab.engines import work
 from fedrep_lab.methods import METHODS
 from fedrep_lab.planning import planned
 from fedrep_lab.results import ResultFolder
@@ -81,6 +83,21 @@ def test_a_cell_that_another_experiment_has_run_is_taken_over(tmp_path: Path) ->
     (one,), (other,) = folder.load("alpha_cclip", "smoke"), folder.load("alpha_tmean", "smoke")
     assert one.metrics == other.metrics
     assert (one.experiment, other.experiment) == ("alpha_cclip", "alpha_tmean")
+
+
+def test_a_cell_keeps_to_one_thread_in_numpy_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    def look(*arguments: Any) -> dict[str, Any]:
+        seen.extend(pool["num_threads"] for pool in threadpool_info())
+        return play(*arguments)
+
+    monkeypatch.setattr("fedrep_lab.simulation.play", look)
+    with threadpool_limits(2):  # also where the machine has one core
+        work(Plan("smoke", tmp_path).job("alpha_cclip", TINY))
+        assert any(pool["num_threads"] == 2 for pool in threadpool_info())
+    assert seen
+    assert set(seen) == {1}
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "central"])
