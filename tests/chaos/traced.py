@@ -69,9 +69,9 @@ def watch_silo(trace: TraceFile) -> None:
         save_model(self, model, before)
         written.append(("model", {"version": model.version, "hash": model.hash.hex()}))
 
-    def traced_write(self: StateFolder, save: Any) -> Any:
+    def traced_write(self: StateFolder, save: Any, leaving: Any = ()) -> Any:
         written.clear()
-        receipt = write(self, save)
+        receipt = write(self, save, leaving)
         for kind, notes in written:
             trace.note(kind, notes)
         return receipt

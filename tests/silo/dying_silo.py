@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from fedrep.protocol.silo_state import Journal, SiloState, TrainerState
 from fedrep_identity.certificates import Credentials
 from fedrep_runtime.logging import configure_logging
 from fedrep_runtime.settings import load_settings
+from fedrep_silo.audit import AuditLine
 from fedrep_silo.config import SiloSettings
 from fedrep_silo.connection import Connection, connect
 from fedrep_silo.daemon import SiloDaemon
@@ -70,9 +72,9 @@ class RecordingFolder(StateFolder):
         self._fate = fate
         records.mkdir(parents=True, exist_ok=True)
 
-    def write(self, save: Save) -> Written:
+    def write(self, save: Save, leaving: Sequence[AuditLine] = ()) -> Written:
         self._now: list[str] = []
-        written = super().write(save)
+        written = super().write(save, leaving)
         if "save_memory" in self._now:
             self.record(save.state.memory)
         for name in self._now:  # a write is one record: its parts are on the disk together

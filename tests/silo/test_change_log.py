@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from fedrep.protocol.messages import Outcome, Update
 from fedrep.protocol.model_state import ModelState, ServerModel, model_hash
 from fedrep.protocol.silo_effects import Save
 from fedrep.protocol.silo_state import Journal, SiloState
-from fedrep_silo.change_log import HEADER_SIZE, ChangeLog, Record, read_log
+from fedrep_silo.change_log import AHEAD, HEADER_SIZE, ChangeLog, Record, read_log
 from fedrep_silo.state import StateFolder
 from tests.harness.federation import PARAMETERS, StubTrainer
 
@@ -88,10 +89,10 @@ def test_a_second_record_that_could_wait_is_synced_with_the_first(tmp_path: Path
 def test_a_record_cut_short_anywhere_is_left_out_and_the_next_takes_its_place(tmp_path: Path) -> None:
     path = tmp_path / "log"
     log = filled(path)
-    whole, last = path.read_bytes(), log.size - log.size // 3
+    whole, last, end = path.read_bytes(), log.size - log.size // 3, log.size
     log.close()
-    for size in range(last, len(whole)):
-        path.write_bytes(whole[:size])
+    for size, ahead in itertools.product(range(last, end), (0, len(whole))):
+        path.write_bytes(whole[:size].ljust(ahead, b"\0"))  # as long as its bytes, or with the zeros that lay there before
         assert numbers(path) == [0, 1]
         again = ChangeLog.continued(path)
         again.append(Record({"journal": {"number": 9}}))
@@ -120,12 +121,33 @@ def test_damage_before_the_last_record_is_an_error_that_says_what_to_do(tmp_path
 def test_a_record_that_does_not_fit_on_the_disk_leaves_the_log_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = filled(tmp_path / "log")
     with monkeypatch.context() as full:
-        write = os.pwrite
-        full.setattr(os, "pwrite", lambda descriptor, data, offset: write(descriptor, data[:30], offset))
+        full.setattr(os, "pwritev", lambda descriptor, parts, offset: os.pwrite(descriptor, parts[0][:30], offset))
         with pytest.raises(OSError, match="took only a part of a record"):
             log.append(Record({"journal": {"number": 3}}))
     log.append(Record({"journal": {"number": 4}}))
     assert numbers(tmp_path / "log") == [0, 1, 2, 4]
+
+
+def test_a_disk_with_room_for_a_record_and_not_for_the_zeros_behind_it_takes_the_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = ChangeLog.started(tmp_path / "log")
+    monkeypatch.setattr(os, "pwritev", lambda descriptor, parts, offset: os.pwrite(descriptor, parts[0] + bytes(10), offset))
+    for number in range(3):
+        log.append(Record({"journal": {"number": number}}))
+        assert numbers(tmp_path / "log") == list(range(number + 1))
+
+
+def test_a_record_that_overwrites_zeros_leaves_the_files_length_alone(tmp_path: Path) -> None:
+    log = ChangeLog.started(tmp_path / "log")
+    lengths = set()
+    for number in range(20):
+        log.append(Record({"journal": {"number": number}}))
+        lengths.add((tmp_path / "log").stat().st_size)
+    assert len(lengths) == 1
+    log.append(Record({"journal": {"number": 20}}, {"large": np.zeros(2 * AHEAD, np.uint8)}))
+    log.append(Record({"journal": {"number": 21}}))
+    assert numbers(tmp_path / "log") == list(range(22))
 
 
 def place(number: int) -> Place:

@@ -2,7 +2,8 @@
 
 Trainings that state what they cost the records stand there too, with no bytes.
 An entry is on the disk before its bytes leave, so the record may show a message that never arrived, never the reverse: not even
-after a power cut.
+after a power cut. Where a silo's state goes to the disk before the same message, its entry goes there with it, in the log of
+changes, and only then into this file, which waits for no disk: after a power cut `complete` takes from the log what is missing.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import errno
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,11 @@ class AuditLine:
     round: int
     details: Mapping[str, Any] = field(default_factory=dict)
 
+    def text(self) -> str:
+        """As of now."""
+        entry = {"at": round(time.time(), 3), "what": self.what, "bytes": self.size, "round": self.round, **self.details}
+        return json.dumps(entry, separators=(",", ":"))
+
 
 class Audit:
     def __init__(self, path: Path) -> None:
@@ -39,8 +45,11 @@ class Audit:
         self.add(AuditLine(what, size, round_number, details))
 
     def add(self, *lines: AuditLine) -> None:
+        self.append([line.text() for line in lines])
+
+    def append(self, texts: Iterable[str], *, durably: bool = True) -> None:
         """JSON lines. One that a crash or a full disk cut short is skipped by `entries`; the next begins on a line of its own."""
-        text = "".join(_text(line) for line in lines).encode()
+        text = "".join(f"{line}\n" for line in texts).encode()
         is_new = not self._known and not self._path.exists()
         descriptor = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
         try:
@@ -48,12 +57,24 @@ class Audit:
                 text = b"\n" + text
             if os.write(descriptor, text) != len(text):
                 raise OSError(errno.ENOSPC, "took only a part of an entry", str(self._path))
-            os.fdatasync(descriptor)
+            if durably:
+                os.fdatasync(descriptor)
         finally:
             os.close(descriptor)
         if is_new:
             sync_folder(self._path.parent)
         self._known = True
+
+    def sync(self) -> None:
+        """All that was appended is on the disk when this returns."""
+        with self._path.open("rb") as file:
+            os.fdatasync(file.fileno())
+
+    def complete(self, texts: Sequence[str]) -> None:
+        """Appends, durably, those that are not here."""
+        here = set(self._path.read_bytes().splitlines()) if texts and self._path.exists() else set()
+        if missing := [text for text in texts if text.encode() not in here]:
+            self.append(missing)
 
     def entries(self) -> Iterator[dict[str, Any]]:
         if not self._path.exists():
@@ -71,8 +92,3 @@ def _ends_whole(descriptor: int) -> bool:
     """Looked at every time: another one may have written last."""
     size = os.fstat(descriptor).st_size
     return size == 0 or os.pread(descriptor, 1, size - 1) == b"\n"
-
-
-def _text(line: AuditLine) -> str:
-    entry = {"at": round(time.time(), 3), "what": line.what, "bytes": line.size, "round": line.round, **line.details}
-    return json.dumps(entry, separators=(",", ":")) + "\n"

@@ -3,6 +3,9 @@
 A record is a header (mark, length, checksums) and a safetensors document. What a crash cut short was never acknowledged, or could
 wait, so a reader leaves it out; damage anywhere else is an error, for records say what this silo has spoken and revealed. At most
 the last record is not durable yet, so "anywhere else" is where a whole record follows.
+
+The file is longer than its records, by zeros: a record that overwrites them changes nothing but its own bytes, and waits for them
+alone, where a file that grows waits for the file system's own books too.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ MARK = b"FRc1"
 _HEAD = struct.Struct("<4sQI")  # mark, length and checksum of the payload
 _SUM = struct.Struct("<I")  # checksum of the head
 HEADER_SIZE = _HEAD.size + _SUM.size
+AHEAD = 2**18
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,7 @@ class ChangeLog:
         self.size = size
         self.is_safe = True
         self._descriptor = descriptor
+        self._length = size  # of the file
 
     @classmethod
     def started(cls, path: Path) -> ChangeLog:
@@ -75,16 +80,21 @@ class ChangeLog:
         payload = save(dict(record.arrays), {"fedrep": json.dumps(record.notes)})
         head = _HEAD.pack(MARK, len(payload), zlib.crc32(payload))
         data = head + _SUM.pack(zlib.crc32(head)) + payload
+        end = self.size + len(data)
+        zeros = bytes(AHEAD) if end > self._length else b""
         try:
-            if os.pwrite(self._descriptor, data, self.size) != len(data):
+            written = os.pwritev(self._descriptor, [data, zeros], self.size)
+            if written < len(data):
                 raise OSError(errno.ENOSPC, "took only a part of a record", str(self.path))
             if durably:
                 os.fdatasync(self._descriptor)
         except OSError:
             os.ftruncate(self._descriptor, self.size)  # half a record must not lie before the next one
+            self._length = self.size
             raise
+        self._length = max(self._length, self.size + written)
         self.count += 1
-        self.size += len(data)
+        self.size = end
         self.is_safe = durably
 
     def close(self) -> None:
@@ -120,9 +130,9 @@ def _payload(path: Path, rest: memoryview) -> memoryview | None:
     if len(payload) < length:
         return None
     if zlib.crc32(payload) != checksum:
-        if len(rest) == HEADER_SIZE + length:
-            return None
-        raise _damaged(path)
+        if _holds_another(rest):
+            raise _damaged(path)
+        return None
     return payload
 
 

@@ -54,7 +54,7 @@ from fedrep.wire.v1.federation_pb2_grpc import FederationServiceStub
 from fedrep_identity.certificates import Credentials
 from fedrep_runtime.status import error_of
 from fedrep_runtime.tls import channel_options, client_channel_credentials
-from fedrep_silo.audit import Audit
+from fedrep_silo.audit import Audit, AuditLine
 from fedrep_silo.config import SiloSettings
 from fedrep_silo.letters import Letter, letter_of
 from fedrep_silo.line import Line
@@ -144,12 +144,12 @@ class Connection:
         """
         self._renewed = self.lost = True
 
-    def enter(self, sends: Iterable[Send]) -> None:
-        """Into the audit, durable when this returns, what is about to leave: several messages in one go."""
+    def prepare(self, sends: Iterable[Send]) -> list[AuditLine]:
+        """What the audit has to say of these before they leave, which the caller sees to."""
         letters = [letter for send in sends if (letter := letter_of(send)) is not None]
         if letters:
-            self._audit.add(*(letter.entry for letter in letters))
             self._entered = {id(letter.message): letter for letter in letters}
+        return [letter.entry for letter in letters]
 
     async def send(self, send: Send, written: Written) -> Answer:
         """A message that binds the silo, with the receipt that the state it was made from is durable."""

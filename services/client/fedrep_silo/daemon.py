@@ -179,9 +179,9 @@ class SiloDaemon:
                 await self.reports.tell(news)
 
     def _keep(self, save: Save) -> None:
-        """The state, and then the audit's lines about what leaves with it, in one turn of the disk."""
-        self.folder.write(save)
-        self.connection.enter(each for each in self._effects if isinstance(each, Send) and each.needs is save)
+        """The state, and the audit's lines about what leaves with it, in one turn of the disk."""
+        sends = [each for each in self._effects if isinstance(each, Send) and each.needs is save]
+        self.folder.write(save, self.connection.prepare(sends))
 
     async def _stop(self, stop: Stop) -> None:
         await self.reports.settle()

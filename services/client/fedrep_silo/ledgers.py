@@ -39,8 +39,10 @@ class LedgerFolder:
         return self._known[run]
 
     def elsewhere(self, run: str) -> float | None:
-        # records.json, beside them, is `record_books`'.
-        others = [path for path in sorted(self._folder.glob("*-*.json")) if path != self._path(run)]
+        """Asked for three times a round, so a plain listing. records.json, beside them, is `record_books`'."""
+        own = self._path(run)
+        found = list(self._folder.iterdir()) if self._folder.exists() else []
+        others = sorted(path for path in found if "-" in path.name and path.suffix == ".json" and path != own)
         return sum_of(0.0, *(ledger.total for ledger in map(_read, others) if ledger.rounds))
 
     def write(self, run: str, ledger: Ledger) -> None:

@@ -5,6 +5,7 @@ depends on it.
     memory-*, trainer-* g of a training, and the trainer's state after it: see `memory_files`            before submitting
     model.safetensors   the model this silo holds, with version, hash and chain                          when it was fetched
     changes-N.log       all changes since: one record, one sync                                          before what needs it
+    audit.jsonl         what left the silo; new lines stand in the log of changes first                  before it leaves
 
 A crash between two writes is harmless: the journal only forbids, the memory is consistent by itself, the model can be fetched.
 journal.json names the log that goes with it; the other files say from which record on the log concerns them. A log that has grown
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from fedrep.protocol.silo_state import Journal, SiloState, TrainerState
 from fedrep_runtime.files import sync_folder, write_atomically
 from fedrep_runtime.json_text import parsed
 from fedrep_runtime.tensor_files import read_metadata, read_tensors, write_tensors
+from fedrep_silo.audit import Audit, AuditLine
 from fedrep_silo.change_log import ChangeLog, Record, read_log
 from fedrep_silo.ledgers import LedgerFolder
 from fedrep_silo.memory_files import MemoryFiles
@@ -70,6 +72,7 @@ class StateFolder:
         self._journal = folder / "journal.json"
         self._memory = MemoryFiles(folder, private=private)
         self._model = folder / "model.safetensors"
+        self._audit = Audit(folder / "audit.jsonl")
         self._on_disk: SiloState | None = None
         self._log: ChangeLog | None = None
         self._log_number = 0
@@ -100,8 +103,9 @@ class StateFolder:
                 "restore it from a backup, or leave the run with `fedrep client leave --purge` and join anew"
             )
 
-    def write(self, save: Save) -> Written:
-        """Durable when this returns: each part that changed, in the order that makes a crash between two harmless."""
+    def write(self, save: Save, leaving: Sequence[AuditLine] = ()) -> Written:
+        """Durable when this returns: each part that changed, in the order that makes a crash between two harmless, and what the
+        audit says about messages that leave with it."""
         state, before = save.state, self._on_disk
         if before is None:
             raise AssertionError("this folder was not loaded, or a write to it failed: load it anew")
@@ -117,7 +121,13 @@ class StateFolder:
             self.save_memory(state.memory, state.trainer, before)
         if state.model is not None and state.model is not before.model:
             self.save_model(state.model, before)
+        entries = [line.text() for line in leaving]
+        logged = self._log is not None and (spoke or remembers)
+        if entries and logged:
+            self._append("audit", entries, {})
         self._commit(durably=spoke or remembers)
+        if entries:
+            self._audit.append(entries, durably=not logged)
         if self._may_fold(state, before):
             self._fold(state, self._log_number + 1)
         self._on_disk = state
@@ -222,7 +232,9 @@ class StateFolder:
         path = self._log_path(self._log_number)
         if self._log_number:
             self._log = ChangeLog.continued(path)
-            self._in_log = {part for record in read_log(path) for part in record.notes}
+            records = read_log(path)
+            self._in_log = {part for record in records for part in record.notes}
+            self._audit.complete([entry for record in records for entry in record.notes.get("audit", ())])
         for other in self.folder.glob("changes-*.log"):
             if other != path:
                 other.unlink()
@@ -230,7 +242,7 @@ class StateFolder:
         if begun > self._log_number:  # a fold that died before its journal: the log of now no longer concerns these files
             self._fold(state, begun + 1)
 
-    def _append(self, part: str, notes: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
+    def _append(self, part: str, notes: Mapping[str, Any] | Sequence[str], arrays: Mapping[str, NDArray[Any]]) -> None:
         """To the record of this write: its parts are true together, or not at all."""
         assert self._arrays.keys().isdisjoint(arrays), "parts of one record name their arrays apart"
         self._notes[part] = notes
@@ -254,6 +266,8 @@ class StateFolder:
 
     def _fold(self, state: SiloState, number: int) -> None:
         """What the log says goes into the files; the next log starts empty, and journal.json, which names it, makes it so."""
+        if "audit" in self._in_log:
+            self._audit.sync()
         old, log = self._log, ChangeLog.started(self._log_path(number))
         sync_folder(self.folder)
         kept: set[str] = set()
