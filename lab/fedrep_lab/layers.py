@@ -52,7 +52,11 @@ class LinearLayer:
 
     def backward(self, gradient: Tensor, into: Tensor, *, further: bool) -> Tensor | None:
         rounded = gradient.to(self._precision)
-        into[:, : self._count].view(-1, self._out, self._in).copy_(torch.bmm(rounded.transpose(1, 2), self._inputs))
+        weights = into[:, : self._count].view(-1, self._out, self._in)
+        if rounded.dtype == weights.dtype:
+            torch.bmm(rounded.transpose(1, 2), self._inputs, out=weights)
+        else:
+            weights.copy_(torch.bmm(rounded.transpose(1, 2), self._inputs))
         if self._bias:
             into[:, self._count :] = gradient.sum(dim=1)
         return _times(rounded, self._weights).float() if further else None
@@ -84,7 +88,8 @@ class ConvolutionLayer:
         return self._behind_product(gradient, into, further=further)
 
     def _convolved(self, weights: Tensor, inputs: Tensor) -> Tensor:
-        self._weights = weights[: self._count].view(self._shape).contiguous(memory_format=torch.channels_last)
+        self._kernel = weights[: self._count]
+        self._weights = self._kernel.view(self._shape).contiguous(memory_format=torch.channels_last)
         bias = weights[self._count :] if self._bias else None
         self._images = _channels_last(inputs.flatten(0, 1))
         found = nn.functional.conv2d(self._images, self._weights, bias, self._stride, self._padding)
@@ -93,23 +98,21 @@ class ConvolutionLayer:
     def _behind_convolution(self, gradient: Tensor, into: Tensor, *, further: bool) -> Tensor | None:
         batch = self._inputs[1]
         above = _channels_last(gradient.flatten(0, 1))
+        step, edge = [self._stride] * 2, [self._padding] * 2
+        filters = [self._shape[0]] if self._bias else None
         for silo, (part, images) in enumerate(zip(torch.split(above, batch), torch.split(self._images, batch), strict=True)):
-            _, weights, bias = self._backward(part, images, [False, True, self._bias])
+            _, weights, bias = torch.ops.aten.convolution_backward(
+                part, images, self._weights, filters, step, edge, [1, 1], False, [0, 0], 1, [False, True, self._bias]
+            )
             into[silo, : self._count].view(self._shape).copy_(weights)
             if self._bias:
                 into[silo, self._count :] = bias
         if not further:
             return None
-        below, _, _ = self._backward(above, self._images, [True, False, False])
-        return below.permute(0, 2, 3, 1).reshape(self._inputs)
-
-    def _backward(self, gradient: Tensor, images: Tensor, wanted: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
-        step, edge = [self._stride] * 2, [self._padding] * 2
-        filters = [self._shape[0]] if self._bias else None
-        found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.convolution_backward(
-            gradient, images, self._weights, filters, step, edge, [1, 1], False, [0, 0], 1, wanted
-        )
-        return found
+        # As a convolution of stride one, whose filters are the pixels of a square: half the time of torch's own.
+        turned = self._folded_kernel(self._kernel)[0].flip(0, 1).permute(2, 3, 0, 1)
+        found = nn.functional.conv2d(above, turned.contiguous(memory_format=torch.channels_last), padding=self._taps - 1)
+        return self._unfolded(found.permute(0, 2, 3, 1))
 
     def _multiplied(self, weights: Tensor, inputs: Tensor) -> Tensor:
         filters = self._shape[0]
