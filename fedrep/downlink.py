@@ -38,13 +38,13 @@ def encode_update(values: ArrayLike, residual_on_I: ArrayLike, bits: int = 16) -
     """Code the update plus the residual of earlier rounds; bits is 8 or 16 (linear) or 32 (plain float32)."""
     if bits not in DOWNLINK_BITS:
         raise InvalidInputError(f"The update travels with 8, 16 or 32 bits per value, not {bits}.")
-    fresh = np.asarray(values, dtype=np.float64)
-    carried = np.asarray(residual_on_I, dtype=np.float64)
+    fresh, carried = np.asarray(values), np.asarray(residual_on_I)
     if fresh.ndim != 1 or fresh.shape != carried.shape:
         raise InvalidInputError(f"The update has shape {fresh.shape} and its residual {carried.shape}; both are one vector.")
     _require_finite(fresh, "The update")
     _require_finite(carried, "The downlink residual")
-    wanted = np.clip(fresh + carried, -float(_FLOAT32.max), float(_FLOAT32.max))
+    wanted = np.add(fresh, carried, dtype=np.float64)  # the one vector of eight bytes a value that is kept here
+    np.clip(wanted, -float(_FLOAT32.max), float(_FLOAT32.max), out=wanted)
     levels, scale = _linear(wanted, _LEVELS[bits]) if bits in _LEVELS else _plain(wanted)
     received = decode_update(levels, scale)
     left = np.subtract(wanted, received, out=wanted)
@@ -111,7 +111,8 @@ def _linear(wanted: NDArray[np.float64], kind: type[np.signedinteger[Any]]) -> t
     # A subnormal scale may be flushed to zero on some machines and not on others: send zeros, keep all in the residual.
     if scale < _FLOAT32.smallest_normal:
         return np.zeros(wanted.size, dtype=kind), np.float32(0)
-    levels = np.rint(wanted / float(scale))
+    levels = wanted / float(scale)
+    np.rint(levels, out=levels)
     return np.clip(levels, -largest, largest, out=levels).astype(kind), scale
 
 

@@ -166,8 +166,9 @@ class ErrorMemory:
             return replace(self, pending=None)
         g = gather(pending.contribution.g, pending.indices)
         kept = np.clip(g, -pending.clip_range, pending.clip_range)
-        clipped = float(np.abs(g - kept).sum(dtype=np.float64))
-        patch = Patch(pending.indices, kept - pending.sent)
+        outside = np.subtract(g, kept, out=g)  # in place, as below: these are as long as I
+        clipped = float(np.abs(outside, out=outside).sum(dtype=np.float64))
+        patch = Patch(pending.indices, np.subtract(kept, pending.sent, out=kept))
         return ErrorMemory(pending.contribution.g, None, self.given_up, self.clipped_mass + clipped, patch)
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from functools import partial
+from typing import Any
 
+import numpy as np
 import pytest
 
 from fedrep_silo import training
@@ -26,6 +29,18 @@ def test_the_next_training_goes_to_the_thread_of_the_last() -> None:
 
     first, second = asyncio.run(two_in_a_row())
     assert first is second
+
+
+def test_a_thread_at_rest_holds_no_result_of_its_last_training() -> None:
+    """It is as large as the model, and a silo has none to spare for it between two trainings."""
+
+    async def one() -> weakref.ref[np.ndarray[Any, Any]]:
+        result = await in_thread(lambda: np.zeros(3))
+        while not training._resting:
+            await asyncio.sleep(0.001)
+        return weakref.ref(result)
+
+    assert asyncio.run(one())() is None
 
 
 def test_threads_that_a_crowd_needed_leave_when_they_have_rested(monkeypatch: pytest.MonkeyPatch) -> None:

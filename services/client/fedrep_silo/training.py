@@ -143,4 +143,5 @@ def _serve(tasks: SimpleQueue[Work]) -> None:
             else:
                 return
         work()
+        del work  # it knows the result, which is as large as the model
         _resting.append(tasks)
