@@ -125,6 +125,11 @@ class Attendance:
             return self
         return replace(self, session=Session(session, {entry.name: entry for entry in roster}))
 
+    def _is_news(self, entry: RosterEntry) -> bool:
+        """Whether a silo joined with another key than the round listed: it may be a new process, which holds no other."""
+        listed = self.session.entries.get(entry.name) if self.session is not None else None
+        return listed is None or listed.session_key != entry.session_key
+
     def after_round(self, round_number: int, report: RoundReport) -> Attendance:
         updated = dict(self.standings)
         for name in report.roster:
@@ -132,7 +137,7 @@ class Attendance:
             if standing is None:
                 continue
             rejoined = standing.joined_in >= round_number
-            if name in report.next_session_keys and not rejoined:
+            if name in report.next_session_keys and not (rejoined and self._is_news(standing.entry)):
                 key, signature = report.next_session_keys[name]
                 entry = replace(standing.entry, session_key=key, session_signature=signature)
                 standing = replace(standing, entry=entry)
@@ -152,8 +157,9 @@ class Attendance:
 
 
 def _keeps(listed: RosterEntry | None, entry: RosterEntry, kept: bytes) -> bool:
-    """Whether a silo that joins anew still is who the session knows."""
-    if listed is None or listed.session_key != kept:
+    """Whether a silo that joins anew still is who the session knows: by the key that it kept, or by the one it announces, where
+    its call was on the way while a round already listed that key."""
+    if listed is None or listed.session_key not in (kept, entry.session_key):
         return False
     return (listed.fingerprint, listed.promise) == (entry.fingerprint, entry.promise)
 

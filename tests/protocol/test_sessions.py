@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from fedrep.errors import CryptoError, InvalidInputError, RefusedError
-from fedrep.protocol.attendance import Attendance
+from fedrep.protocol.attendance import Attendance, RoundReport
 from fedrep.protocol.manifests import LONGEST_SESSION, RosterEntry, SiloName
 from fedrep.protocol.messages import SurvivorSet, submission_message
 from fedrep.protocol.silo_rules import check_survivors, count_confirmations
@@ -279,3 +279,22 @@ def test_whoever_has_no_part_in_the_session_makes_everybody_list_new_keys(
 def test_a_silo_that_lost_only_its_connection_stays_in_the_session() -> None:
     known = attendance("a", "b", "c").join(entry("a", b"new", fingerprint=b"a" * 32), 10, b"first of a")
     assert keys_of(known) == [b"first of a", b"first of b", b"first of c"]
+
+
+def after_a_round_in_which_a_joined_with_its_listed_key() -> Attendance:
+    """The call was on the way while the round was opened: it kept a key of the session before, and announced the listed one."""
+    names = tuple(SiloName(name) for name in "abc")
+    announced = {name: (b"next of " + name.encode(), b"signed") for name in names}
+    report = RoundReport(names, frozenset(names), frozenset(names), frozenset(), frozenset(), announced)
+    return attendance("a", "b", "c").join(entry("a", b"first of a"), 10, b"of the last session").after_round(10, report)
+
+
+def test_a_silo_whose_joining_was_on_the_way_while_a_round_listed_its_key_stays_in_the_session() -> None:
+    known = after_a_round_in_which_a_joined_with_its_listed_key()
+    assert keys_of(known) == [b"first of a", b"first of b", b"first of c"]
+
+
+def test_and_takes_part_in_the_next_session_with_the_key_that_it_announced_in_that_round() -> None:
+    """The listed one is erased where the round was entered."""
+    known = after_a_round_in_which_a_joined_with_its_listed_key()
+    assert keys_of(known, 20, (RUN, 20)) == [b"next of a", b"next of b", b"next of c"]
