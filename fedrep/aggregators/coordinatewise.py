@@ -57,12 +57,13 @@ def mean(
     pre: Sequence[PreStep | str] = (),
     rng: np.random.Generator | None = None,
 ) -> Aggregate:
-    """`weights`, one per row, need not add up to one: the number of survivors behind each buffer will do."""
+    """`weights`, one per row, need not add up to one: the number of survivors behind each buffer will do. What a pre-step
+    makes of several rows weighs as much as they do on average."""
     prepared = prepare(vectors, byzantine_count, pre, rng)
-    share = _shares(weights, prepared.count)
+    share = _shares(weights, len(prepared.values))
     if prepared.mixing is not None:
         anchors = len(prepared.points.inner) - prepared.count
-        return prepared.aggregate(np.concatenate([share, np.zeros(anchors)]))
+        return prepared.aggregate(np.concatenate([_mixed_shares(share, prepared.mixing), np.zeros(anchors)]))
     vector = combine(prepared.values, share)
     if not (vector.max() < LARGEST and vector.min() > -LARGEST) or prepared.values.dtype == np.float64:
         refuse_nonfinite(prepared.values)
@@ -266,6 +267,14 @@ def _shares(weights: ArrayLike | None, n: int) -> Doubles:
     if not np.isfinite(given).all() or (given < 0).any() or given.sum() <= 0:
         raise InvalidInputError("The mean's weights must be finite, not negative, and not all zero.")
     return np.asarray(given / given.sum())
+
+
+def _mixed_shares(share: Doubles, mixing: Doubles) -> Doubles:
+    """Of the mixed rows, from those of the caller's; a row that was shortened weighs what it did, down to length zero."""
+    parts = np.abs(mixing)
+    whole = parts.sum(axis=1)
+    mixed = np.divide(parts @ share, whole, out=np.full(len(mixing), share.mean()), where=whole > 0)
+    return np.asarray(mixed / mixed.sum())
 
 
 def _fraction(fraction: float | str) -> Fraction:

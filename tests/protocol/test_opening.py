@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 import fedrep.protocol.opening as opening
 import fedrep.protocol.server_round as server_round
 from fedrep.aggregators import AGGREGATORS, Aggregate
+from fedrep.aggregators.prepare import PRE_STEPS
 from fedrep.errors import CryptoError, InvalidInputError, SettingsError
 from fedrep.protocol.messages import Outcome, Phase, Secret, Survivor, SurvivorSet
 from fedrep.protocol.opening import Combined, combine_buffers, configured_rule, recover, share_matches
@@ -315,6 +317,17 @@ def test_a_share_matches_for_its_own_holder_and_secret_only() -> None:
 def test_settings_no_rule_can_use_are_refused(settings: str) -> None:
     with pytest.raises(SettingsError):
         configured_rule("median", settings)
+
+
+@pytest.mark.parametrize("step", PRE_STEPS)
+@pytest.mark.parametrize("rule", AGGREGATORS)
+def test_every_rule_takes_every_pre_step_over_buffers_of_different_size(rule: str, step: str) -> None:
+    """A run with both passes the preflight, so its rounds must not be skipped for it."""
+    means = {number: np.eye(1, 9, number, np.float32)[0] for number in range(9)}
+    survivors = SurvivorSet(tuple((Survivor(f"silo-{n}", b""),) * (2 + n % 2) for n in range(9)))  # type: ignore[arg-type]
+    settings = json.dumps({"pre": [step]})
+    combined = combine_buffers(means, survivors, rule, settings, 1, np.random.default_rng(0))
+    assert np.isfinite(combined.vector).all()
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

@@ -92,6 +92,24 @@ def test_the_mean_weights_buffers_by_their_survivors() -> None:
             mean(vectors, weights=wrong)
 
 
+def test_survivors_count_for_the_mean_also_behind_pre_steps() -> None:
+    vectors, survivors = rows(5), np.array([4.0, 1.0, 3.0, 0.0, 2.0])
+    # Every way of putting the rows: a pre-step may reorder them, and their weights have to go along.
+    for order in (np.arange(5), np.array([3, 1, 4, 0, 2])):
+        shortened = mean(vectors[order], weights=survivors[order], pre=["clip"])
+        wanted = np.average(clip(vectors), axis=0, weights=survivors)
+        np.testing.assert_allclose(shortened.vector, wanted, atol=1e-6)
+        everybody = mean(vectors[order], weights=survivors[order], pre=["nnm"])  # f = 0: all are neighbours of all
+        np.testing.assert_allclose(everybody.vector, vectors.mean(axis=0), atol=1e-6)
+    single = np.eye(5, dtype=np.float32)  # so that a bucket's mean says who is in it
+    buckets = bucketing(single, rng=np.random.default_rng(3))
+    heavy = np.array([survivors[bucket > 0].mean() for bucket in buckets])
+    pairs = mean(single, weights=survivors, pre=["bucketing"], rng=np.random.default_rng(3))
+    np.testing.assert_allclose(pairs.vector, np.average(buckets, axis=0, weights=heavy), atol=1e-6)
+    nothing = mean(0 * vectors, weights=survivors, pre=["clip"])  # shortened to nothing, and still there
+    np.testing.assert_array_equal(nothing.vector, 0 * vectors[0])
+
+
 @pytest.mark.parametrize("outlier", [0.0, 1e3, 1e12])
 @pytest.mark.parametrize("offset", [0.0, 1e4])
 def test_weiszfeld_on_the_gram_matrix_is_weiszfeld_on_the_rows(outlier: float, offset: float, way: str) -> None:
