@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -99,13 +99,14 @@ class LiveServer:
         credentials = self.people.folder / name
         return SiloSettings(server=self.address, run=run, credentials=credentials, state=folder, ledger=folder / "ledger")
 
-    def channel(self, name: str) -> grpc.Channel:
+    def channel(self, name: str, options: Sequence[tuple[str, Any]] = ()) -> grpc.Channel:
+        """One for each name; `options` are those of its first call."""
         if name not in self._channels:
-            self._channels[name] = self.connect(self.people.credentials[name])
+            self._channels[name] = self.connect(self.people.credentials[name], options)
         return self._channels[name]
 
-    def connect(self, credentials: Credentials) -> grpc.Channel:
-        return connect(self.people, self.address, credentials)
+    def connect(self, credentials: Credentials, options: Sequence[tuple[str, Any]] = ()) -> grpc.Channel:
+        return connect(self.people, self.address, credentials, options)
 
     def observer(self, name: str = "admin") -> ObserverClient:
         return observer(self.people, self.address, name)
@@ -187,9 +188,11 @@ class LiveServer:
         return held
 
 
-def connect(people: People, address: str, credentials: Credentials) -> grpc.Channel:
+def connect(people: People, address: str, credentials: Credentials, options: Sequence[tuple[str, Any]] = ()) -> grpc.Channel:
     root = people.credentials["server"].root
-    return grpc.secure_channel(address, client_channel_credentials(root, credentials.key_pair), options=channel_options())
+    return grpc.secure_channel(
+        address, client_channel_credentials(root, credentials.key_pair), options=[*channel_options(), *options]
+    )
 
 
 def observer(people: People, address: str, name: str = "admin") -> ObserverClient:
