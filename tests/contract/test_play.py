@@ -213,24 +213,24 @@ def _reason(call: Callable[[], Any]) -> str | None:
 def test_a_silo_calls_the_methods_one_by_one_where_there_is_no_play(
     server: LiveServer, run_name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A server from before Play: gRPC itself says that it knows no such method."""
+    """A server from before Play and Attend: gRPC itself says that it knows no such methods."""
     known = Gate.intercept_service
 
-    async def without_play(self: Gate, continuation: Any, details: Any) -> Any:
-        return None if details.method.endswith("/Play") else await known(self, continuation, details)
+    async def as_before(self: Gate, continuation: Any, details: Any) -> Any:
+        return None if details.method.endswith(("/Play", "/Attend")) else await known(self, continuation, details)
 
-    monkeypatch.setattr(Gate, "intercept_service", without_play)
+    monkeypatch.setattr(Gate, "intercept_service", as_before)
     server.create_run(run_name)
     settings = server.silo_settings(SILOS[0], run_name, tmp_path)
 
-    async def ask() -> list[str]:
+    async def ask() -> tuple[list[str], bool]:
         connection = connect(settings)
         try:
-            return [run.name for run in await connection.find_runs(run_name)]
+            return [run.name for run in await connection.find_runs(run_name)], await connection.attend(b"")
         finally:
             await connection.close()
 
-    assert asyncio.run(ask()) == [run_name]
+    assert asyncio.run(ask()) == ([run_name], False)
 
 
 def test_calls_that_begin_together_all_reach_the_server(server: LiveServer, run_name: str, tmp_path: Path) -> None:

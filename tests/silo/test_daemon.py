@@ -8,11 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
+from fedrep.errors import FedrepError, LimitError
 from fedrep.protocol.model_state import ModelState
 from fedrep.protocol.silo_state import SiloState
 from fedrep_identity.certificates import Credentials
 from fedrep_silo.config import SiloSettings
-from fedrep_silo.daemon import SiloDaemon
+from fedrep_silo.connection import ServerAwayError
+from fedrep_silo.daemon import SiloDaemon, stay
 from fedrep_silo.state import StateFolder
 from fedrep_trainers.build import build_trainer
 from fedrep_trainers.settings import TrainerSettings
@@ -116,3 +118,23 @@ def test_waits_that_no_longer_count_are_gone_and_do_not_pile_up_over_rounds(tmp_
     run_scenario(scenario())
     assert len(under_way) >= 6
     assert max(under_way[1:]) <= under_way[1] + 1, under_way
+
+
+def test_a_silo_whose_presence_is_refused_for_now_says_again_that_it_is_there() -> None:
+    """Else the server, which hears nothing more, would take it for lost. Only a server without such a call is left alone."""
+    answers: list[bool | FedrepError] = [
+        True,
+        LimitError("too many calls", reason="TOO_MANY_CALLS"),
+        FedrepError("INTERNAL"),
+        True,
+    ]
+    answers += [ServerAwayError("away"), True, False]
+
+    async def attend() -> bool:
+        answer = answers.pop(0)
+        if isinstance(answer, FedrepError):
+            raise answer
+        return answer
+
+    asyncio.run(stay(attend, after_refusal=0.0))
+    assert not answers

@@ -336,10 +336,20 @@ class Connection:
         request = pb.LeaveRequest(run=run)
         await self._call("Leave", lambda stub: stub.Leave(request, timeout=10.0), request.ByteSize())
 
-    async def attend(self, run: bytes) -> None:
-        """Held by the server for a while: as long as it stands, the server knows that this silo is there."""
+    async def attend(self, run: bytes) -> bool:
+        """Held by the server for a while: as long as it stands, the server knows that this silo is there.
+
+        False if the server knows no such call.
+        """
         request = pb.AttendRequest(run=run)
-        await self._call("Attend", lambda stub: stub.Attend(request, timeout=CALL_SECONDS))
+        try:
+            await self._call("Attend", lambda stub: stub.Attend(request, timeout=CALL_SECONDS))
+        except FedrepError as error:
+            cause = error.__cause__
+            if isinstance(cause, grpc.aio.AioRpcError) and cause.code() is grpc.StatusCode.UNIMPLEMENTED:
+                return False
+            raise
+        return True
 
     async def _waiting(self, method: str, call: Callable[[Any], Awaitable[T]], size: int = 0, round_number: int = 0) -> T:
         """A call the server may hold: it answers NOT_YET after a while, and is asked again."""

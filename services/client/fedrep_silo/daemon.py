@@ -9,7 +9,7 @@ import asyncio
 import datetime as dt
 import secrets
 import time
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import numpy as np
@@ -57,6 +57,7 @@ from fedrep_trainers.trainer import Trainer
 log = structlog.get_logger(__name__)
 
 BETWEEN_CALLS = 0.05
+AFTER_REFUSAL = 5.0
 
 
 class SiloDaemon:
@@ -175,7 +176,7 @@ class SiloDaemon:
             case Report(news):
                 if isinstance(news, HasJoined) and not self._attending:
                     self._attending = True
-                    self._begin(self._attend())
+                    self._begin(stay(lambda: self.connection.attend(bytes.fromhex(self.state.journal.run))))
                 await self.reports.tell(news)
 
     def _keep(self, save: Save) -> None:
@@ -215,25 +216,28 @@ class SiloDaemon:
             event = Answered(request, Refusal(error, isinstance(error, SaidByPeer)))
         self._events.put_nowait(event)
 
-    async def _attend(self) -> None:
-        """One call after the other, from the first time this process joined until it ends. A server that knows no such call (an
-        older release) waits for this silo as it always did."""
-        while True:
-            try:
-                await self.connection.attend(bytes.fromhex(self.state.journal.run))
-            except ServerAwayError:
-                continue  # whatever else the silo asks decides when to give up
-            except FedrepError as error:
-                log.debug("not_attending", why=str(error))
-                return
-            await asyncio.sleep(BETWEEN_CALLS)
-
     async def _train(self, train: Train) -> None:
         self._events.put_nowait(await self._training.carry_out(train))
 
     async def _wait(self, wait: Wait) -> None:
         await asyncio.sleep(wait.seconds)
         self._events.put_nowait(TimePassed(wait))
+
+
+async def stay(attend: Callable[[], Awaitable[bool]], after_refusal: float = AFTER_REFUSAL) -> None:
+    """One call after the other, from the first time this process joined until it ends. A server that knows no such call (an
+    older release) waits for this silo as it always did; one that refuses it for now is asked again, since it would go on
+    without a silo that it does not hear of."""
+    known = True
+    while known:
+        try:
+            known = await attend()
+            await asyncio.sleep(BETWEEN_CALLS)
+        except ServerAwayError:
+            continue  # whatever else the silo asks decides when to give up
+        except FedrepError as error:
+            log.debug("not_attending", why=str(error))
+            await asyncio.sleep(after_refusal)
 
 
 def _ending(error: BaseException) -> FedrepError | OSError:
