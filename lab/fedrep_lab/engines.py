@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedrep.errors import SettingsError
+from fedrep.errors import FedrepError, SettingsError
 from fedrep_lab.cell import Cell
 from fedrep_lab.checkpoints import Checkpoints
 from fedrep_lab.results import ResultFolder, code_version
 from fedrep_runtime.ray_cluster import ray_cluster
 
+FAILURES = 10  # from so many on, cells fail for something that they have in common
 # key of the cell, rounds done, rounds in all; done = -1 says that the cell is finished
 Report = Callable[[str, int, int], None]
 
@@ -71,42 +72,87 @@ def _worked(job: Job, report: Report | None) -> str:
     return job.key
 
 
+class Failures:
+    """Cells that cannot be run. One does not keep the others from being run; so many that something must be wrong with all do."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, list[str]] = {}
+
+    def add(self, job: Job, error: FedrepError) -> None:
+        self._texts.setdefault(str(error), []).append(f"{job.experiment} {job.key[:6]}")
+        if sum(len(cells) for cells in self._texts.values()) == FAILURES:
+            self.tell()
+
+    def tell(self) -> None:
+        """Raises what was wrong, if anything was."""
+        if self._texts:
+            said = [f"{text} ({_some(cells)})" for text, cells in self._texts.items()]
+            raise SettingsError(" ".join(said) + " Cells that are finished stay; the same command goes on with the rest.")
+
+
+def _some(cells: list[str]) -> str:
+    shown = ", ".join(cells[:3])
+    return f"in {shown}" if len(cells) <= 3 else f"in {shown} and {len(cells) - 3} more"
+
+
 def run_here(jobs: Iterable[Job], report: Report) -> None:
+    failures = Failures()
     for job in jobs:
-        work(job, report)
+        try:
+            work(job, report)
+        except FedrepError as error:
+            failures.add(job, error)
         report(job.key, -1, 0)
+    failures.tell()
 
 
 def run_in_pool(jobs: Iterable[Job], report: Report, processes: int) -> None:
     """Spawned, not forked: torch's threads do not survive a fork."""
+    failures = Failures()
     context = multiprocessing.get_context("spawn")
     told: Any = context.Queue()
     with ProcessPoolExecutor(processes, context, initializer=_start_worker, initargs=(told,)) as pool:
-        waiting: set[Future[str]] = {pool.submit(_work_and_tell, job) for job in jobs}
+        asked: dict[Future[str], Job] = {pool.submit(_work_and_tell, job): job for job in jobs}
+        waiting = set(asked)
         try:
             while waiting:
                 done, waiting = wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED)
                 for message in _drained(told):
                     report(*message)
                 for future in done:
-                    report(future.result(), -1, 0)
+                    job = asked.pop(future)
+                    try:
+                        future.result()
+                    except FedrepError as error:
+                        failures.add(job, error)
+                    report(job.key, -1, 0)
         except BaseException:
             for future in waiting:
                 future.cancel()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+    failures.tell()
 
 
 def run_on_ray(jobs: Iterable[Job], report: Report, processes: int) -> None:
     """Cells as Ray tasks of one CPU, or one GPU, each. On a cluster, `folder` and `data_dir` must be shared folders."""
+    failures = Failures()
     with ray_cluster(processes) as ray:
-        waiting = [
-            ray.remote(num_cpus=1, num_gpus=int(job.device.startswith("cuda")), max_retries=2)(work).remote(job) for job in jobs
-        ]
+        asked = {
+            ray.remote(num_cpus=1, num_gpus=int(job.device.startswith("cuda")), max_retries=2)(work).remote(job): job
+            for job in jobs
+        }
+        waiting = list(asked)
         while waiting:
             done, waiting = ray.wait(waiting, num_returns=1)
             for reference in done:
-                report(ray.get(reference), -1, 0)
+                job = asked.pop(reference)
+                try:
+                    ray.get(reference)
+                except FedrepError as error:  # Ray raises what the worker did, as both kinds
+                    failures.add(job, error)
+                report(job.key, -1, 0)
+    failures.tell()
 
 
 _told: Any = None

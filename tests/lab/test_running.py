@@ -12,12 +12,13 @@ import pytest
 from rich.console import Console
 from threadpoolctl import threadpool_info, threadpool_limits
 
+from fedrep.errors import SettingsError
 from fedrep_lab import catalogue
 from fedrep_lab.archive import restore
 from fedrep_lab.catalogue import experiment_from, load_experiments
 from fedrep_lab.cell import Cell
 from fedrep_lab.checkpoints import Checkpoints
-from fedrep_lab.engines import work
+from fedrep_lab.engines import FAILURES, work
 from fedrep_lab.methods import METHODS
 from fedrep_lab.planning import planned
 from fedrep_lab.results import ResultFolder
@@ -159,3 +160,24 @@ def test_an_update_of_eight_bits_reaches_the_model_that_real_numbers_reach_up_to
     owed = trained[8].method._owed  # type: ignore[attr-defined]
     np.testing.assert_allclose(trained[8].model - owed, trained[0].model, atol=1e-6)
     assert np.abs(owed).max() > 0
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_cell_that_cannot_be_run_does_not_keep_the_others_from_it_and_is_named(tmp_path: Path, processes: int) -> None:
+    tables: dict[str, Any] = {"title": "t", "where": "w", "claim": "c", "verdict": "alpha", "cells": {"rounds": 1}}
+    tables["grid"] = {"attack": ["nothing such", "none"], "alpha": [0.0, 0.5]}
+    experiment = experiment_from("alpha_cclip", tables)
+    with pytest.raises(SettingsError) as caught:
+        run_experiments([experiment], Plan("smoke", tmp_path, processes=processes), QUIET)
+    broken = [cell.key()[:6] for cell in experiment.cells("smoke", None, {}) if cell.attack != "none"]
+    assert "There is no attack 'nothing such'" in str(caught.value)
+    assert str(caught.value).count("nothing such") == 1
+    assert all(f"alpha_cclip {key}" in str(caught.value) for key in broken)
+    assert {result.cell.attack for result in ResultFolder(tmp_path).load("alpha_cclip", "smoke")} == {"none"}
+
+
+def test_cells_that_all_fail_are_not_all_tried(tmp_path: Path) -> None:
+    tables: dict[str, Any] = {"title": "t", "where": "w", "claim": "c", "verdict": "alpha", "cells": {"attack": "nothing such"}}
+    tables["grid"] = {"seed": list(range(FAILURES + 5))}
+    with pytest.raises(SettingsError, match=f"and {FAILURES - 3} more"):
+        run_experiments([experiment_from("alpha_cclip", tables)], Plan("smoke", tmp_path), QUIET)
