@@ -23,7 +23,7 @@ SHA256_SIZE = 32
 # A hash says itself how it was made: 33 bytes, the first of them this, are BLAKE3; 32 bytes are SHA-256, as in runs of before.
 BLAKE3 = b"\x1e"
 _CONTEXT = "fedrep/v1 fedrep/model"
-_WORTH_THREADS = 1 << 20  # bytes
+_WORTH_THREADS = 1 << 24  # bytes: below, handing the work out and waiting for it costs more than it saves
 _OWN = 3  # what refers to a vector that nobody reads, as `_end_tenure` counts: its model, a name, and the question itself
 
 

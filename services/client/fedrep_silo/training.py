@@ -18,6 +18,7 @@ from fedrep.errors import FedrepError, InvalidInputError
 from fedrep.patched import Difference
 from fedrep.protocol.silo_effects import Train, Trained, TrainingFailed, TrainingRefused
 from fedrep.protocol.silo_state import TrainerState
+from fedrep_runtime.freed_memory import give_back
 from fedrep_silo.audit import Audit
 from fedrep_silo.record_books import RecordBooks
 from fedrep_trainers.trainer import ProjectingTrainer, Trainer, TrainResult
@@ -70,6 +71,7 @@ class Training:
         """Paid for before it starts: a crash in between costs a training, and never hides one."""
         if self._books.charge(train.run, self.trainer, train.trainings) is not None:
             self._audit.sent("training", 0, train.round, **self._books.standing().figures())
+        give_back(train.model.vector.nbytes)  # of the last round: the trainer needs a vector or more
         if train.coordinates is not None and isinstance(self.trainer, ProjectingTrainer):
             return self.trainer.train_on(train.model.vector, train.round, train.coordinates)
         return self.trainer.train(train.model.vector, train.round)

@@ -49,6 +49,7 @@ from fedrep.protocol.run_events import (
     TimedOut,
 )
 from fedrep.protocol.server_run import ServerRun
+from fedrep_runtime.freed_memory import give_back
 from fedrep_server.config import ServerSettings
 from fedrep_server.rounds.presence_notes import PresenceNotes
 from fedrep_server.rounds.records import RunRecords
@@ -304,16 +305,21 @@ class Interpreter:
             seconds=round(marks[-1] - marks[0], 3),
         )
         await self._saved(save)
-        await self._tidy()
+        await self._tidy(save.closed.progress.model.state.vector.nbytes)
 
     def _say_failed(self) -> None:
         for listener in self._listeners:
             listener.commit_failed()
 
-    async def _tidy(self) -> None:
+    async def _tidy(self, model_bytes: int) -> None:
         """After everybody has been answered; what cannot be tidied now is tidied after the next round."""
+
+        def tidy() -> None:
+            give_back(model_bytes)
+            self.records.tidy()
+
         try:
-            await asyncio.to_thread(self.records.tidy)
+            await asyncio.to_thread(tidy)
         except FedrepError as error:
             log.warning("not_tidied", run=self._name, problem=str(error))
 
