@@ -18,6 +18,7 @@ Vector = NDArray[np.float32]
 Places = NDArray[np.int64]
 
 TILE = 1 << 16  # values: two or three tiles fit a core's own cache
+_RUN = 16  # values next to each other that a sample takes: a line of the cache, which costs as much as one of them
 _DENSE = 4  # from one changed value in so many on, a copy is cheaper than the list of changes
 
 
@@ -87,18 +88,22 @@ class Patched:
             return self._sum(other, total, None if top is None else self._guess(other, top))
 
     def _guess(self, other: Vector | Difference, top: int) -> Any:
-        every = slice(None, None, stride_of(self.base.size))
-        added = other.minuend[every] - other.subtrahend[every] if isinstance(other, Difference) else other[every]
-        return guess_threshold(self._sample(every) + added, top, self.base.size)
+        starts = _runs(self.base.size)
+        if not starts.size:
+            return None
+        places = (starts[:, None] + np.arange(_RUN)).ravel()
+        added = other.minuend[places] - other.subtrahend[places] if isinstance(other, Difference) else other[places]
+        return guess_threshold(np.add(self._sample(starts, places), added, out=added), top, self.base.size)
 
-    def _sample(self, every: slice) -> Vector:
+    def _sample(self, starts: Places, places: Places) -> Vector:
         """With the patch: where values were sent, the base is large and the vector is not."""
-        patch = self.patch
-        if patch is None or not patch.indices.size:
-            return self.base[every]
-        places = np.arange(0, self.base.size, every.step)
-        nearest = np.minimum(np.searchsorted(patch.indices, places), patch.indices.size - 1)
-        return np.where(patch.indices[nearest] == places, patch.values[nearest], self.base[every])
+        sample, patch = self.base[places], self.patch
+        if patch is not None:
+            first, last = np.searchsorted(patch.indices, (starts, starts + _RUN))
+            run = np.repeat(np.arange(starts.size), last - first)
+            changed = np.arange(run.size) + (last - np.cumsum(last - first))[run]
+            sample[run * _RUN + patch.indices[changed] - starts[run]] = patch.values[changed]
+        return sample
 
     def _sum(self, other: Vector | Difference, total: Vector, guess: Any) -> Sum:
         peak, magnitude, found = np.float32(0), np.empty(TILE, np.float32), []
@@ -114,6 +119,11 @@ class Patched:
             if guess is not None:
                 found.append(np.flatnonzero(size >= guess) + start)
         return Sum(total, float(peak), Largest(float(guess), np.concatenate(found)) if found else None)
+
+
+def _runs(d: int) -> Places:
+    """Where the runs of a sample begin that has as many values as one of every `stride_of(d)`-th."""
+    return np.arange(0, d - _RUN + 1, _RUN * stride_of(d))
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,11 +39,14 @@ class LedgerFolder:
         return self._known[run]
 
     def elsewhere(self, run: str) -> float | None:
-        """Asked for three times a round, so a plain listing. records.json, beside them, is `record_books`'."""
-        own = self._path(run)
-        found = list(self._folder.iterdir()) if self._folder.exists() else []
-        others = sorted(path for path in found if "-" in path.name and path.suffix == ".json" and path != own)
-        return sum_of(0.0, *(ledger.total for ledger in map(_read, others) if ledger.rounds))
+        """Asked for three times a round, so a plain listing of names. records.json, beside them, is `record_books`'."""
+        own = self._path(run).name
+        try:
+            found = os.listdir(self._folder)  # noqa: PTH208 - names alone: a path for each costs more than reading them
+        except FileNotFoundError:
+            found = []
+        others = sorted(name for name in found if "-" in name and name.endswith(".json") and name != own)
+        return sum_of(0.0, *(ledger.total for ledger in (_read(self._folder / name) for name in others) if ledger.rounds))
 
     def write(self, run: str, ledger: Ledger) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
