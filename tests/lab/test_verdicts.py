@@ -222,3 +222,20 @@ def test_a_page_states_the_length_that_decided() -> None:
     assert "rounds 600; interval" in stated({"rounds": 600})
     assert "epochs 5; interval" in stated({"rounds": 600, "epochs": 5})
     assert "rounds 600; epochs 5; interval" in stated({"rounds": 600}, {"rounds": 100, "epochs": 5})
+
+
+def test_clt_k_is_judged_by_the_worst_round_of_any_seed_and_shows_a_row_for_each_way_of_leading() -> None:
+    def cells(kept: Sequence[float], **settings: Any) -> list[Result]:
+        made = seeded(0.8, m=8, f=1, **settings)
+        return [replace(one, metrics={**one.metrics, "least_kept": least}) for one, least in zip(made, kept, strict=True)]
+
+    lying = cells([0.5, 0.0, 0.5], method="clt_k", coordinate_attack="min")
+    honest = cells([0.5, 0.5, 0.5], method="clt_k", coordinate_attack="none")
+    ours = cells([0.5, 0.4, 0.5], method="fedrep", coordinate_attack="min")
+    found = judge("clt_k", "laptop", [*ours, *honest, *lying])
+    assert found.status == HOLDS
+    assert sorted((row["method"], row["least |C(g)|^2/|g|^2"], row["seeds"]) for row in found.rows) == [
+        ("CLT-K", 0.0, 3), ("CLT-K", 0.5, 3), ("FedREP", 0.4, 3)
+    ]  # fmt: skip
+    assert judge("clt_k", "laptop", [*cells([0.5, 0.0, 0.5], method="fedrep"), *honest, *lying]).status == FAILS
+    assert judge("clt_k", "laptop", [*ours, *honest]).status == UNTESTED
