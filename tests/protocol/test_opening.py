@@ -322,7 +322,7 @@ def test_settings_no_rule_can_use_are_refused(settings: str) -> None:
 @pytest.mark.parametrize("step", PRE_STEPS)
 @pytest.mark.parametrize("rule", AGGREGATORS)
 def test_every_rule_takes_every_pre_step_over_buffers_of_different_size(rule: str, step: str) -> None:
-    """A run with both passes the preflight, so its rounds must not be skipped for it."""
+    """A run with both may pass the preflight, so its rounds must not be skipped for it."""
     means = {number: np.eye(1, 9, number, np.float32)[0] for number in range(9)}
     survivors = SurvivorSet(tuple((Survivor(f"silo-{n}", b""),) * (2 + n % 2) for n in range(9)))  # type: ignore[arg-type]
     settings = json.dumps({"pre": [step]})

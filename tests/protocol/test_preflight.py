@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedrep.aggregators import AGGREGATORS
+from fedrep.aggregators.prepare import PRE_STEPS
 from fedrep.buffers import sizes
 from fedrep.protocol.manifests import Deadlines, RunManifest, SiloName
 from fedrep.protocol.preflight import preflight
@@ -183,9 +185,9 @@ def test_a_ring_too_small_for_its_buffers_is_refused() -> None:
     assert preflight(run_manifest(24, MODEL, buffer_size=12, ring_bits=16, quorum=24)) == []
 
 
-def test_a_mean_behind_bucketing_is_refused_and_not_skipped_round_after_round() -> None:
-    run = run_manifest(14, MODEL, aggregator_settings='{"pre": ["bucketing"]}')
-    assert preflight(run) == ["The mean needs one weight per row: 4 rows, weights of shape (7,)."]
+@pytest.mark.parametrize("step", PRE_STEPS)
+def test_a_mean_may_stand_behind_any_pre_step(step: str) -> None:
+    assert preflight(run_manifest(14, MODEL, aggregator_settings=json.dumps({"pre": [step]}))) == []
 
 
 def test_all_problems_come_at_once() -> None:
