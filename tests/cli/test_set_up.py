@@ -17,23 +17,18 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
 from fedrep_cli.main import main
-from fedrep_cli.processes import free_ports
 from fedrep_identity.authority import REGISTER_FILE
 from fedrep_identity.certificates import Credentials
 from fedrep_identity.names import Role
 from fedrep_identity.register import Register
 from fedrep_silo.config import load_silo_settings
+from tests.harness.ports import ports
 
 ROOT = Path(__file__).parents[2]
 PASSPHRASE = "an unusual sequence of words"
 SILOS = ("hospital-a", "hospital-b", "hospital-c", "hospital-d")
 TRAINER = "from tests.harness.federation import StubTrainer\n\n\ndef build(settings):\n    return StubTrainer(parameters=400)\n"
 MOST_COMMANDS = 12
-
-
-def ports() -> list[str]:
-    names = ("--port", "--enrolment-port", "--certificate-port", "--health-port", "--metrics-port", "--dashboard-port")
-    return [word for name, port in zip(names, free_ports(len(names)), strict=True) for word in (name, str(port))]
 
 
 class Terminals:

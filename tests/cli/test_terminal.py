@@ -28,6 +28,7 @@ from fedrep_cli.output import emit, folded
 from fedrep_cli.run import _run_table, _runs_table
 from fedrep_cli.run_costs import Costs, costs_text, figures
 from fedrep_silo.config import PolicySettings, SiloSettings
+from tests.harness.ports import ports
 
 WIDTH = 80
 FEDREP = [sys.executable, "-m", "fedrep_cli.main"]
@@ -255,7 +256,7 @@ def test_a_question_that_nobody_can_answer_is_one_sentence(words: list[str], sen
     shell = ["sh", "-c", 'exec "$@" <&-', "sh"] if closed else []
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FEDREP_")}
     done = subprocess.run(
-        [*shell, *FEDREP, *words],
+        [*shell, *FEDREP, *words, *(ports() if words[0] == "init" else [])],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
