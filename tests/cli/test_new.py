@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from fedrep.protocol.preflight import preflight
 from fedrep_cli.main import main
@@ -69,3 +71,12 @@ def test_a_name_that_cannot_be_a_runs_is_refused(tmp_path: Path, capsys: pytest.
     assert main(["new", str(tmp_path / "my run")]) == 1
     assert "'my run' cannot name a run" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_what_a_template_says_to_install_are_requirements(kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["new", "mine", "--template", kind.value]) == 0
+    line = next(line for line in (tmp_path / "mine" / "README.md").read_text().splitlines() if "pip install" in line)
+    words = shlex.split(line.partition("`pip install ")[2].partition("`")[0])
+    assert "fedrep" in {Requirement(word).name for word in words}

@@ -353,7 +353,9 @@ def test_join_again_needs_no_invitation_and_keeps_edited_settings(
     settings.write_text(settings.read_text().replace('run = "*"', 'run = "spring"'))
     edited = settings.read_text()
     capsys.readouterr()
-    assert main(["join", "--folder", str(tmp_path), "--trainer", "other:build", "--no-start", "--json"]) == 0
+    assert main(["join", "--folder", str(tmp_path), "--trainer", "other:build", "--no-start", "--json"]) == 1
+    assert "--trainer other:build where it has user_code = 'hospital:build'" in capsys.readouterr().err
+    assert main(["join", "--folder", str(tmp_path), "--trainer", "hospital:build", "--no-start", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert [step["state"] for step in told["steps"]] == ["kept", "kept", "kept", "done"]
     assert settings.read_text() == edited

@@ -15,10 +15,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import grpc
 import pytest
 from rich.console import Console
 
+from fedrep.errors import SettingsError
 from fedrep.wire.v1 import observer_pb2 as pb
+from fedrep_cli import client
 from fedrep_cli.client import AskedToStop, _until_asked_to_stop
 from fedrep_cli.client_view import render_status
 from fedrep_cli.findings import render_findings
@@ -345,3 +348,86 @@ def test_a_spent_budget_lasts_for_no_more_rounds_and_never_for_fewer(monkeypatch
     joined: Any = SimpleNamespace(run=SimpleNamespace(manifest=run), last_round=3)
     found = client_check._epsilon(settings, joined, "a")
     assert (found["outcome"], "lasts for 0 more rounds" in found["text"]) == ("warning", True)
+
+
+def test_a_second_request_ends_the_goodbye_to_a_server_that_is_away() -> None:
+    """In the middle of it, and if both came before."""
+    goodbyes: list[str] = []
+
+    class Idle(Speaking):
+        speaking = False
+
+        def stop(self) -> None:
+            pass
+
+        async def leave(self) -> None:
+            goodbyes.append("begun")
+            await asyncio.Event().wait()
+
+    async def scenario(asked: AskedToStop, second: bool) -> None:
+        asked.hear()
+        if second:
+            asked.hear()
+        daemon: Any = Idle()
+        task = asyncio.create_task(_until_asked_to_stop(daemon, 1e6, asked))
+        while not goodbyes:
+            await asyncio.sleep(0.01)
+        if not second:
+            asked.hear()
+        await task
+
+    for second in (False, True):
+        goodbyes.clear()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(client, "LEAVE_SECONDS", 1e6)  # nobody waits that long: it hangs, or it ends at once
+            patch.setattr(client, "HASTY_SECONDS", 0.01)
+            asyncio.run(scenario(AskedToStop(), second))
+        assert goodbyes == ["begun"]
+
+
+def test_a_certificate_of_another_role_is_found_before_anything_is_done(tmp_path: Path) -> None:
+    from fedrep_identity.authority import CertificateAuthority, issue_credentials
+    from fedrep_identity.names import Identity, Role
+
+    authority = CertificateAuthority.create(tmp_path / "ca", "lungs", "an unusual sequence of words")
+    silo = issue_credentials(authority, tmp_path / "credentials", Identity("hospital-a", Role.SILO, "lungs"))
+    client.check_role(SiloSettings(credentials=tmp_path / "credentials"), silo)
+    settings = SiloSettings(credentials=tmp_path / "credentials", role="evaluator")
+    with pytest.raises(SettingsError, match=r'role = "evaluator" in the settings, but .* is for the role of silo'):
+        client.check_role(settings, silo)
+    with pytest.raises(SettingsError, match='Set role = "silo"'):
+        asyncio.run(client._play(settings, False, AskedToStop()))
+
+
+def test_advice_about_the_lines_above_is_given_where_there_are_some() -> None:
+    from fedrep_cli.client_check import _not_answered
+    from fedrep_runtime.status import _BY_STATUS
+
+    refused = _BY_STATUS[grpc.StatusCode.NOT_FOUND]("there is no run named 'x' here; known runs: none yet", reason="UNKNOWN_RUN")
+    assert 'set run = "*" to wait for any run' in _not_answered("run", refused)["advice"]
+    left_out = _BY_STATUS[grpc.StatusCode.PERMISSION_DENIED]("not on the list", reason="NOT_LISTED")
+    assert _not_answered("run", left_out)["advice"] == ""
+    assert _not_answered("run", TimeoutError())["advice"] == "Start with the lines above."
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"trainer": "trainer:build"}, "--trainer trainer:build where it has user_code = 'trainer:nix' under"),
+        ({"part": (1, 4)}, "--part 1/4 where it has shard_index = 1 and shard_count = 4 under"),
+        ({"run": "other"}, "--run other where it has run = 'first-run'"),
+    ],
+)
+def test_options_that_settings_contradict_are_refused_and_the_same_again_are_not(
+    options: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    from fedrep_cli.join import _check_options
+
+    path = tmp_path / "client.toml"
+    path.write_text(client.silo_toml("localhost:1", "first-run", "silo", Path("credentials"), "trainer:nix", (2, 4)))
+    _check_options(path, "trainer:nix", (2, 4), "first-run")
+    nothing: dict[str, Any] = {"trainer": None, "part": None, "run": None}
+    _check_options(path, **nothing)
+    with pytest.raises(SettingsError) as caught:
+        _check_options(path, **(nothing | options))
+    assert said in str(caught.value)

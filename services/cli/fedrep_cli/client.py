@@ -42,6 +42,7 @@ app = typer.Typer(add_completion=False)
 
 DEFAULT_CONFIG = Path("client.toml")
 LEAVE_SECONDS = 10.0
+HASTY_SECONDS = 1.0
 LOCK_ATTEMPTS, LOCK_PAUSE = 3, 0.2
 
 Config = Annotated[
@@ -265,6 +266,15 @@ async def take_part(settings: SiloSettings, *, live: bool = False) -> None:
         await _idle(asked)
 
 
+def check_role(settings: SiloSettings, credentials: Credentials) -> None:
+    """Else a silo would evaluate round after round and contribute nothing, with nobody told."""
+    if settings.role != (held := credentials.identity.role.value):
+        raise SettingsError(
+            f'role = "{settings.role}" in the settings, but the certificate in {settings.credentials} is for the role of {held}. '
+            f'Set role = "{held}", or ask the federation\'s admin for an invitation of the other role'
+        )
+
+
 async def _play(settings: SiloSettings, live: bool, asked: AskedToStop) -> None:
     """Whatever holds a device is gone when this returns."""
     from fedrep_identity.peer import follow_revocations, refresh_revocations, revocations_from_file
@@ -274,6 +284,7 @@ async def _play(settings: SiloSettings, live: bool, asked: AskedToStop) -> None:
     from fedrep_silo.following import Follower
 
     credentials = Credentials.load(settings.credentials)
+    check_role(settings, credentials)
     trust = credentials.trust_store()
     revocations = revocations_from_file(settings.credentials / REVOCATIONS_FILE)
     await refresh_revocations(trust, revocations)
@@ -337,14 +348,21 @@ async def _until_asked_to_stop(
         else:
             structlog.get_logger(__name__).info("stopping", text=said)
         await asyncio.wait({work, at_once}, timeout=grace, return_when=asyncio.FIRST_COMPLETED)
-    at_once.cancel()
     work.cancel()
     with suppress(asyncio.CancelledError, FedrepError):
         await work
-    with suppress(TimeoutError, FedrepError):
-        await asyncio.wait_for(daemon.leave(), LEAVE_SECONDS)
-        if live:
-            complain("fedrep client", "this silo has left; the same command brings it back.")
+    leaving = asyncio.create_task(daemon.leave())
+    if at_once.done():  # asked twice before it could say goodbye: a moment is left for it, as long as the server is there
+        await asyncio.wait({leaving}, timeout=HASTY_SECONDS)
+    else:
+        await asyncio.wait({leaving, at_once}, timeout=LEAVE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        at_once.cancel()
+    leaving.cancel()
+    told = not (await asyncio.gather(leaving, return_exceptions=True))[0]
+    if live and told:
+        complain("fedrep client", "this silo has left; the same command brings it back.")
+    elif not live:
+        structlog.get_logger(__name__).info("left", server_told=told)
 
 
 async def _say_goodbye(settings: SiloSettings, run: bytes) -> tuple[bool, str]:

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterable
 
-from fedrep.errors import FedrepError
+from fedrep.errors import FedrepError, SaidByPeer, SettingsError
 from fedrep.privacy import coordinate_epsilon, shown, sum_of
 from fedrep.protocol.amendments import first_of
 from fedrep.protocol.manifests import RunManifest
@@ -16,7 +16,7 @@ from fedrep.protocol.silo_effects import Join, Joined
 from fedrep.protocol.silo_rules import check_run
 from fedrep.protocol.silo_trust import check_run_signature
 from fedrep.record_privacy import SampledGaussian, Stated, TrainingPrivacy
-from fedrep_cli.client import make_trainer
+from fedrep_cli.client import check_role, make_trainer
 from fedrep_identity.certificates import Credentials
 from fedrep_identity.diagnosis import Outcome, diagnose
 from fedrep_silo.config import SiloSettings
@@ -54,7 +54,13 @@ async def check_silo(settings: SiloSettings) -> list[Row]:
 
 async def _credentials_and_connection(settings: SiloSettings) -> list[Row]:
     findings = await diagnose(settings.credentials, settings.server)
-    return [row(finding.check, finding.outcome, finding.text, finding.advice) for finding in findings]
+    rows = [row(finding.check, finding.outcome, finding.text, finding.advice) for finding in findings]
+    try:
+        check_role(settings, Credentials.load(settings.credentials))
+    except SettingsError as error:
+        if error.reason != "NOT_ENROLLED":  # which the rows say already
+            rows.append(row("role", Outcome.FAILED, str(error)))
+    return rows
 
 
 def _trainer(settings: SiloSettings) -> tuple[Trainer | None, list[Row]]:
@@ -127,7 +133,7 @@ async def _runs(settings: SiloSettings, trainer: Trainer | None) -> list[Row]:
         async with asyncio.timeout(SERVER_SECONDS):
             offered = await connection.find_runs()
     except (FedrepError, TimeoutError) as error:
-        return [row("runs", Outcome.FAILED, str(error) or "the server did not answer in time", "Start with the lines above.")]
+        return [_not_answered("runs", error)]
     finally:
         await connection.close()
     named = [run for run in offered if not settings.runs or run.name in settings.runs]
@@ -136,6 +142,16 @@ async def _runs(settings: SiloSettings, trainer: Trainer | None) -> list[Row]:
     mine = None if trainer is None else bytes.fromhex(trainer.layout.digest)
     text = ", ".join(f"{run.name} ({run.state}{'' if mine in (None, run.layout_hash) else ', another model'})" for run in named)
     return [row("runs", Outcome.OK, text)]
+
+
+def _not_answered(check: str, error: FedrepError | TimeoutError) -> Row:
+    """What the server refuses says itself what is wrong; where it did not answer, the lines about the line to it say more."""
+    advice = "Start with the lines above."
+    if isinstance(error, FedrepError) and error.reason == "UNKNOWN_RUN":
+        advice = 'Ask an admin to create it, name one of these, or set run = "*" to wait for any run that lists this silo.'
+    elif isinstance(error, SaidByPeer):
+        advice = ""
+    return row(check, Outcome.FAILED, str(error) or "the server did not answer in time", advice)
 
 
 async def _run(settings: SiloSettings, trainer: Trainer | None) -> list[Row]:
@@ -147,7 +163,7 @@ async def _run(settings: SiloSettings, trainer: Trainer | None) -> list[Row]:
             joined = await connection.join(Join(settings.run, None))
             offered = await connection.find_runs(settings.run)
     except (FedrepError, TimeoutError) as error:
-        return [row("run", Outcome.FAILED, str(error) or "the server did not answer in time", "Start with the lines above.")]
+        return [_not_answered("run", error)]
     finally:
         await connection.close()
     try:

@@ -45,7 +45,10 @@ def join(
         str | None,
         typer.Option(help="To try it out: your part of the built-in or a template's data, as in 2/4. Real silos have their own."),
     ] = None,
-    run: Annotated[str, typer.Option(help="Name of the run to take part in; * for every run that lists this silo.")] = EVERY_RUN,
+    run: Annotated[
+        str | None,
+        typer.Option(help=f"Name of the run to take part in; without it {EVERY_RUN}, every run that lists this silo."),
+    ] = None,
     start: Annotated[bool, typer.Option(help="Take part at once, until Ctrl-C.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
 ) -> int:
@@ -59,10 +62,13 @@ def join(
     shard = _parsed(part) if part is not None else None
     held = _held(folder / "credentials", invitation)
     role = held.identity.role if held is not None else _required(invitation, folder).role
-    if role in (Role.SILO, Role.EVALUATOR) and not (folder / "client.toml").exists():
-        trainer = _asked(trainer)  # before the invitation is used
-        if trainer == BUILT_IN and shard is None and role is Role.SILO:
-            shard = _asked_part()
+    if role in (Role.SILO, Role.EVALUATOR):  # before the invitation is used
+        if (folder / "client.toml").exists():
+            _check_options(folder / "client.toml", trainer, shard, run)
+        else:
+            trainer = _asked(trainer)
+            if trainer == BUILT_IN and shard is None and role is Role.SILO:
+                shard = _asked_part()
     steps = [_enrolled(folder / "credentials", held, text)]
     if role is Role.SERVER:
         steps.append(_server_settings(folder))
@@ -73,7 +79,7 @@ def join(
         steps.append(_dashboard_settings(folder))
         identity = "" if folder == Path() else f" --identity {folder / 'credentials'}"
         return _report(steps, [f"fedrep run list{identity}", f"fedrep dashboard{_at(folder, 'dashboard.toml')}"], as_json)
-    steps.append(_silo_settings(folder, role, run, trainer or BUILT_IN, shard))
+    steps.append(_silo_settings(folder, role, run or EVERY_RUN, trainer or BUILT_IN, shard))
     if role is Role.SILO:
         steps.append(_data(steps[-1].state, trainer or BUILT_IN, shard))
     return _check_and_start(folder, steps, start, as_json)
@@ -92,7 +98,7 @@ def _check_and_start(folder: Path, steps: list[Step], start: bool, as_json: bool
     findings = asyncio.run(check_silo(settings))
     red = [found for found in findings if found["outcome"] == "failed"]
     for found in red:
-        steps.append(Step(found["check"], "failed", f"{found['text']} {found['advice']}".strip()))
+        steps.append(Step(found["check"], "failed", f"{found['text'].removesuffix('.')}. {found['advice']}".strip()))
     if red:
         again = "fedrep join" if folder == Path() else f"fedrep join --folder {folder}"
         _report(
@@ -136,6 +142,25 @@ def _required(invitation: Invitation | None, folder: Path) -> Invitation:
     return invitation
 
 
+def _check_options(path: Path, trainer: str | None, part: tuple[int, int] | None, run: str | None) -> None:
+    """The file belongs to the person. Options that say something else are refused rather than left out without a word."""
+    settings = load_silo_settings(path)
+    own, other = settings.trainer, []
+    if trainer is not None and trainer != (has := own.user_code or own.dataset):
+        name = "user_code" if own.user_code is not None else "dataset"
+        other.append(f"--trainer {trainer} where it has {name} = {has!r} under [trainer]")
+    if part is not None and (part[0] - 1, part[1]) != (own.shard_index, own.shard_count):
+        has = f"shard_index = {own.shard_index} and shard_count = {own.shard_count}"
+        other.append(f"--part {part[0]}/{part[1]} where it has {has} under [trainer], which count from 0")
+    if run is not None and run != settings.run:
+        other.append(f"--run {run} where it has run = {settings.run!r}")
+    if other:
+        raise SettingsError(
+            f"{path} is there already and is left as it is, but these options say something else: {'; '.join(other)}. Change the "
+            "file, or leave the options out; nothing was done"
+        )
+
+
 def _asked(trainer: str | None) -> str:
     if trainer is not None:
         return trainer
@@ -175,7 +200,7 @@ def _data(written: str, trainer: str, part: tuple[int, int] | None) -> Step:
     """What it trains on, which is easily overlooked: silos that try a template's data without parts all train on the same."""
     where = "shard_index and shard_count under [trainer] in client.toml"
     if written == KEPT:
-        return Step("data", KEPT, f"as client.toml says{f'; a part is set there, by {where}' if part is not None else ''}")
+        return Step("data", KEPT, "as client.toml says")
     if part is not None:
         return Step("data", DONE, f"part {part[0]} of {part[1]} of what {trainer} has")
     what = "all of the built-in digits" if trainer == BUILT_IN else f"whatever {trainer} loads on this machine"

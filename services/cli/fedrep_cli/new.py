@@ -43,13 +43,13 @@ class Described:
 
 
 KINDS = {
-    Kind.TABULAR: Described("A small PyTorch network on a table of measurements", "fedrep[client]", best="auroc"),
-    Kind.IMAGE: Described("A convolutional PyTorch network on small images", "fedrep[client]"),
-    Kind.HUGGINGFACE_LORA: Described("LoRA adapters over a language model", "fedrep[client,huggingface]"),
+    Kind.TABULAR: Described("A small PyTorch network on a table of measurements", "'fedrep[client]'", best="auroc"),
+    Kind.IMAGE: Described("A convolutional PyTorch network on small images", "'fedrep[client]'"),
+    Kind.HUGGINGFACE_LORA: Described("LoRA adapters over a language model", "'fedrep[client,huggingface]'"),
     Kind.SKLEARN: Described(
-        "Logistic regression with scikit-learn, without PyTorch", "fedrep[client-light] scikit-learn", best="f1"
+        "Logistic regression with scikit-learn, without PyTorch", "'fedrep[client-light]' scikit-learn", best="f1"
     ),
-    Kind.NUMPY: Described("Logistic regression in numpy alone", "fedrep[client-light]", 0.5, best="brier"),
+    Kind.NUMPY: Described("Logistic regression in numpy alone", "'fedrep[client-light]'", 0.5, best="brier"),
 }
 
 

@@ -97,8 +97,14 @@ class Processes:
     def require(self, name: str) -> None:
         """Fails with the last words of a process that should be running."""
         process = self._running[name]
-        if process.poll() is not None:
-            raise FedrepError(f"{name} ended with code {process.returncode}: {self.last_words(name)}")
+        code = process.poll()
+        if code is not None and code < 0:
+            raise FedrepError(
+                f"{name} ended with code {code}: it was killed by signal {-code}, as by a system without memory; its log is "
+                f"{self._logs / f'{name}.log'}. What it had written is whole: start it again"
+            )
+        if code is not None:
+            raise FedrepError(f"{name} ended with code {code}: {self.last_words(name)}")
 
     def last_words(self, name: str) -> str:
         """Why it ended, if it said so, however much was logged after that; else its last line. Nothing of those before it."""

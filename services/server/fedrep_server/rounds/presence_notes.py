@@ -16,7 +16,7 @@ _REASONS = {
     Absence.LEFT: "left",
     Absence.LOST: "connection lost",
     Absence.SILENT: "silent in its last round",
-    Absence.NOT_BACK: "not back since the server started",
+    Absence.NOT_BACK: "not back after the server's start",
 }
 
 
