@@ -12,7 +12,6 @@ handed to the kernel before its values leave (a crash must not lose it). Nothing
 from __future__ import annotations
 
 import argparse
-import platform
 import secrets
 import tempfile
 from dataclasses import dataclass, replace
@@ -241,7 +240,6 @@ def main() -> int:
     print(f"largest cost per parameter against the smallest size: {growth:.2f}x")
     if arguments.json:
         figures = {
-            "machine": platform.machine(),
             "training_step_ms": min(steps),
             "per_member_ms": members,
             "share_of_training_step": share,
