@@ -345,13 +345,19 @@ def _federation_of(root: x509.Certificate) -> str:
     return str(names[0].value)
 
 
+def not_enrolled(missing: Path) -> SettingsError:
+    return SettingsError(
+        f"{missing} is missing. Enrol first with the token you were sent: fedrep enroll TOKEN. Who has enrolled, or ran fedrep "
+        "init, goes to that folder or names its credentials: --identity FOLDER, or `credentials` in the settings.",
+        reason="NOT_ENROLLED",
+    )
+
+
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:
-        raise SettingsError(
-            f"{path} is missing. Enrol first with the token you were sent: fedrep enroll TOKEN.", reason="NOT_ENROLLED"
-        ) from None
+        raise not_enrolled(path) from None
 
 
 def _date(moment: dt.datetime) -> str:

@@ -31,6 +31,7 @@ from fedrep_identity.certificates import (
     Credentials,
     TrustStore,
     load_chain,
+    not_enrolled,
     to_der,
     to_pem,
 )
@@ -59,10 +60,7 @@ class FederationAddresses:
         try:
             return cls(**parsed(path.read_text(encoding="utf-8")))
         except FileNotFoundError:
-            raise SettingsError(
-                f"{path} is missing. Enrol first with the token you were sent: fedrep enroll TOKEN.",
-                reason="NOT_ENROLLED",
-            ) from None
+            raise not_enrolled(path) from None
         except (ValueError, TypeError):
             raise SettingsError(f"{path} cannot be read. Restore it from a backup or enrol again.") from None
 
