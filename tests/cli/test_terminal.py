@@ -247,6 +247,7 @@ def test_a_taken_port_of_the_dashboard_is_one_sentence(tmp_path: Path, capsys: p
     ("words", "sentence"),
     [
         (["client", "init"], "a question stayed without an answer"),
+        (["run", "delete", "spring", "--json"], "a question stayed without an answer"),
         (["ca", "init", "lungs"], "Set FEDREP_CA_PASSPHRASE, or give --passphrase-file"),
         (["init", "lungs"], "Set FEDREP_CA_PASSPHRASE, or give --passphrase-file"),
         (["enroll", "-"], "This is not an invitation"),
@@ -269,6 +270,7 @@ def test_a_question_that_nobody_can_answer_is_one_sentence(words: list[str], sen
         check=False,
     )
     assert done.returncode == 1
+    assert not done.stdout.strip(), "questions go to stderr"
     last = done.stderr.splitlines()[-1]
     assert sentence in last or (closed and "which is closed" in last)
     assert "Traceback" not in done.stderr

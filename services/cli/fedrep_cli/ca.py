@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from fedrep.errors import ConflictError, InvalidInputError, SettingsError
-from fedrep_cli.output import JSON_HELP, emit
+from fedrep_cli.output import JSON_HELP, ask, emit
 from fedrep_identity.authority import LEAF_DAYS, REGISTER_FILE, CertificateAuthority, issue_credentials, request_fingerprint
 from fedrep_identity.certificates import REVOCATIONS_FILE, Credentials, TrustStore, load_chain
 from fedrep_identity.enrolment_client import split_address
@@ -54,7 +54,7 @@ def read_passphrase(file: Path | None, *, confirm: bool = False) -> str:
             "There is no terminal on which to ask for the passphrase of the certificate authority. "
             f"Set {PASSPHRASE_VARIABLE}, or give --passphrase-file."
         )
-    return str(typer.prompt("Passphrase of the certificate authority", hide_input=True, confirmation_prompt=confirm))
+    return str(ask("Passphrase of the certificate authority", hide_input=True, confirmation_prompt=confirm))
 
 
 def _can_ask() -> bool:

@@ -21,7 +21,7 @@ from fedrep.errors import FedrepError, SettingsError
 from fedrep_cli.client_view import render_status, status_of, waiting_line
 from fedrep_cli.findings import render_findings
 from fedrep_cli.model_files import Form
-from fedrep_cli.output import JSON_HELP, complain, emit
+from fedrep_cli.output import JSON_HELP, ask, complain, emit
 from fedrep_cli.settings_file import BUILT_IN, commented_toml, refuse_existing, write_new
 from fedrep_identity.certificates import REVOCATIONS_FILE, Credentials
 from fedrep_identity.folder import FederationAddresses
@@ -73,10 +73,10 @@ def init(
     """Ask for the server, the run and your trainer, and write a settings file that explains everything else."""
     refuse_existing(path)  # before anything is asked
     known, role = _enrolled(folder)
-    server = server or typer.prompt("Federation server (host:port)", default=known or "localhost:8550")
-    run = run or typer.prompt("Run to take part in")
+    server = server or ask("Federation server (host:port)", default=known or "localhost:8550")
+    run = run or ask("Run to take part in")
     if trainer is None:
-        trainer = typer.prompt("Your trainer (module:function, beside this file; empty for built-in data)", default="")
+        trainer = ask("Your trainer (module:function, beside this file; empty for built-in data)", default="")
     credentials = Path(os.path.relpath(folder.resolve(), path.resolve().parent))
     then = f"fedrep client check --config {path}, then fedrep client --config {path}"
     write_new(path, silo_toml(server, run, role, credentials, trainer), then, as_json)

@@ -14,7 +14,7 @@ import typer
 from fedrep.errors import ConflictError, SettingsError
 from fedrep_cli.client import in_use, run_daemon, silo_toml
 from fedrep_cli.enroll import read_token
-from fedrep_cli.output import JSON_HELP, complain, emit
+from fedrep_cli.output import JSON_HELP, ask, complain, emit
 from fedrep_cli.settings_file import BUILT_IN, commented_toml
 from fedrep_cli.steps import DONE, KEPT, Step, lines, next_lines, plain, settings_step
 from fedrep_identity import enrolment_client
@@ -170,9 +170,7 @@ def _asked(trainer: str | None) -> str:
             "built-in data; there is no terminal to ask on"
         )
     return str(
-        typer.prompt(
-            f"Your trainer (module:function, beside this folder's client.toml; {BUILT_IN} to try it out)", default=BUILT_IN
-        )
+        ask(f"Your trainer (module:function, beside this folder's client.toml; {BUILT_IN} to try it out)", default=BUILT_IN)
     )
 
 
@@ -180,9 +178,7 @@ def _asked_part() -> tuple[int, int] | None:
     if not sys.stdin or not sys.stdin.isatty():
         return None
     while True:
-        said = typer.prompt(
-            "Your part of the built-in data, as in 2/4; 1/1 is all of it, like every silo that says so", default="1/1"
-        )
+        said = ask("Your part of the built-in data, as in 2/4; 1/1 is all of it, like every silo that says so", default="1/1")
         try:
             return _parsed(said)
         except SettingsError as error:

@@ -69,6 +69,20 @@ def folded(text: str, width: int) -> str:
     return "\n".join(lines) + ("\n" if text.endswith("\n") else "")
 
 
+def ask(text: str, **options: Any) -> Any:
+    """A question goes where complaints go: what is printed stays the result alone."""
+    import typer
+
+    return typer.prompt(text, err=True, **options)
+
+
+def insist(text: str) -> None:
+    """Ends the command unless the answer is yes."""
+    import typer
+
+    typer.confirm(text, abort=True, err=True)
+
+
 def complain(program: str, sentence: str) -> None:
     """One line on stderr, where it does not mix with a result that is being piped."""
     print(f"{program}: {harmless(' '.join(sentence.split()))}", file=sys.stderr)

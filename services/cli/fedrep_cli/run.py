@@ -22,7 +22,7 @@ from fedrep.record_privacy import COVERS as RECORD_COVERS
 from fedrep.wire.v1 import observer_pb2 as pb
 from fedrep_cli import model_files, plan
 from fedrep_cli.model_files import Form
-from fedrep_cli.output import JSON_HELP, complain, emit
+from fedrep_cli.output import JSON_HELP, complain, emit, insist
 from fedrep_cli.run_costs import Costs, costs_text
 from fedrep_cli.run_view import lines as reckoned_lines
 from fedrep_cli.run_view import reckoned
@@ -269,7 +269,7 @@ def delete(
 ) -> None:
     """Delete a run that is over: rounds, models, metrics, events. What silos have spent stays."""
     if not yes:
-        typer.confirm(f"Delete {name}, with all its models? That cannot be undone", abort=True)
+        insist(f"Delete {name}, with all its models? That cannot be undone")
     with connected(server, identity) as (client, _):
         kept = client.call("DeleteRun", pb.DeleteRunRequest(name=name)).silos_kept
     emit(
