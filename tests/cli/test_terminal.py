@@ -209,7 +209,7 @@ def test_status_tells_times_and_figures_as_people_write_them() -> None:
         "server out of reach: connection refused",
         "out of reach since: 2026-11-16 21:58:00 UTC",
         "epsilon total: 645.183",
-        "running: yes",
+        "this daemon is running: yes",
         "record epsilon: none",
         "train loss: 0.123457",
     ]
