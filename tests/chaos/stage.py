@@ -23,7 +23,7 @@ import grpc
 import psycopg
 
 from fedrep.wire.v1 import observer_pb2 as pb
-from fedrep_cli.processes import free_ports
+from fedrep_cli.free_ports import free_ports
 from fedrep_identity.certificates import Role
 from fedrep_identity.folder import FederationAddresses
 from fedrep_runtime.observer_client import ObserverClient

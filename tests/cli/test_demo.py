@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,12 @@ from rich.console import Console
 from fedrep.errors import FedrepError
 from fedrep.protocol.preflight import preflight
 from fedrep.wire.v1 import observer_pb2 as pb
+from fedrep_cli import free_ports as free_ports_module
 from fedrep_cli.demo_settings import DemoSettings
 from fedrep_cli.demo_view import picture
+from fedrep_cli.free_ports import free_ports
 from fedrep_cli.main import main
-from fedrep_cli.processes import Processes, free_ports, orderly_end
+from fedrep_cli.processes import Processes, orderly_end
 from fedrep_identity.settings import AuthoritySettings
 from tests.cli.endings import descendants, until_ended
 from tests.harness.processes import python
@@ -213,9 +216,22 @@ def test_a_signal_leaves_through_the_same_doors_as_ctrl_c(number: signal.Signals
 def test_the_parts_of_a_demo_and_a_second_one_beside_it_get_different_ports() -> None:
     ports = free_ports(400)
     assert len(set(ports)) == 400
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        assert taken.getsockname()[1] not in free_ports(400)
+    with socket.create_server(("127.0.0.1", ports[0])):
+        assert ports[0] not in free_ports(400)
+    other = "from fedrep_cli.free_ports import free_ports; print(*free_ports(400))"
+    second = subprocess.run([sys.executable, "-c", other], capture_output=True, text=True, check=True).stdout.split()
+    assert not set(ports) & set(map(int, second)), "although nobody listens yet"
+
+
+def test_no_port_is_given_that_the_system_may_give_to_whoever_connects(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    assert not any(low <= port <= high for port in free_ports(400))
+    assert free_ports(1) != free_ports(1), "one that was given is not given again at once"
+    narrow = tmp_path / "range"
+    narrow.write_text("1024 60999")  # no room below: better than none
+    monkeypatch.setattr(free_ports_module, "_SYSTEM_RANGE", narrow)
+    monkeypatch.setattr(free_ports_module, "_own", deque())
+    assert len(set(free_ports(50))) == 50
 
 
 def test_many_who_share_one_address_can_enrol_at_once_where_the_authority_says_so() -> None:

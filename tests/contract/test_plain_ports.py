@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedrep_cli.processes import free_port
+from fedrep_cli.free_ports import free_port
 from fedrep_server.operations.standby import Relay
 from tests.harness.live_server import LiveServer
 from tests.harness.people import People

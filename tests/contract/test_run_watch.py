@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from fedrep.wire.v1 import observer_pb2 as pb
-from fedrep_cli.processes import free_port
+from fedrep_cli.free_ports import free_port
 from tests.harness.live_server import LiveServer
 from tests.harness.people import People
 from tests.harness.processes import hearing_ctrl_c

@@ -17,8 +17,8 @@ import pytest
 
 from fedrep.wire.v1 import federation_pb2 as pb
 from fedrep.wire.v1 import observer_pb2
+from fedrep_cli.free_ports import free_port
 from fedrep_cli.main import main
-from fedrep_cli.processes import free_port
 from fedrep_runtime.files import lock_folder
 from fedrep_runtime.settings import load_settings
 from fedrep_server.config import ServerSettings

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
-from fedrep_cli.processes import free_port
+from fedrep_cli.free_ports import free_port
 from fedrep_silo.training import in_thread
 from tests.harness.federation import Federation
 from tests.harness.processes import ServerProcess

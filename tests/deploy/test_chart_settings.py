@@ -15,7 +15,7 @@ from urllib.error import HTTPError
 
 import pytest
 
-from fedrep_cli.processes import free_port
+from fedrep_cli.free_ports import free_port
 from fedrep_identity.authority import CertificateAuthority, issue_credentials
 from fedrep_identity.certificates import Identity, Role
 from tests.deploy.chart import MATRIX, REPOSITORY, Manifest, case, one, render

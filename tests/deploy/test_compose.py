@@ -16,7 +16,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from fedrep_cli.processes import free_port
+from fedrep_cli.free_ports import free_port
 from fedrep_dashboard.settings import DashboardSettings
 from fedrep_runtime.settings import load_settings
 from fedrep_server.config import ServerSettings

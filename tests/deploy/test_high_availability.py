@@ -15,8 +15,8 @@ import pytest
 
 from fedrep.protocol.model_state import model_hash
 from fedrep.wire.v1 import observer_pb2 as pb
+from fedrep_cli.free_ports import free_port
 from fedrep_cli.main import CANNOT_CONNECT, OK, main
-from fedrep_cli.processes import free_port
 from fedrep_server.operations.high_availability import LOST_LEAD
 from fedrep_server.operations.leadership import LEADER_LOCK
 from fedrep_server.rounds.model_store import open_model_store

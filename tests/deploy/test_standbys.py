@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from fedrep_cli.processes import free_port
+from fedrep_cli.free_ports import free_port
 from fedrep_server.operations.standby import Relay as Passing
 from fedrep_server.store import Database
 from fedrep_server.store.schema import current_revision, known_revisions, migrate

@@ -15,7 +15,7 @@ import pytest
 import yaml
 from cryptography import x509
 
-from fedrep_cli.processes import free_ports
+from fedrep_cli.free_ports import free_ports
 from fedrep_identity.invitations import Invitation
 from tests.deploy.chart import HELM, REPOSITORY
 

@@ -29,7 +29,7 @@ from fedrep.protocol.messages import Phase
 from fedrep.protocol.model_state import model_hash
 from fedrep.protocol.run_effects import SetTimer
 from fedrep.wire.v1 import observer_pb2 as pb
-from fedrep_cli.processes import free_port
+from fedrep_cli.free_ports import free_port
 from fedrep_identity.authority import CertificateAuthority
 from fedrep_identity.certificates import Credentials, Role
 from fedrep_runtime.observer_client import ObserverClient

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedrep_cli.processes import free_ports
+from fedrep_cli.free_ports import free_ports
 
 NAMES = ("--port", "--enrolment-port", "--certificate-port", "--health-port", "--metrics-port", "--dashboard-port")
 

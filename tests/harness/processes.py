@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from fedrep_cli.processes import free_port
+from fedrep_cli.free_ports import free_port
 from fedrep_runtime.toml_text import toml_document
 from fedrep_server.config import ServerSettings
 from fedrep_silo.training import in_thread

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedrep_cli.processes import free_port
+from fedrep_cli.free_ports import free_port
 from tests.images.containers import Builder
 
 PROGRAM = shutil.which("docker-registry", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")

@@ -16,7 +16,7 @@ import pytest
 from fedrep.errors import FedrepError, RefusedError
 from fedrep.protocol.messages import Aborted
 from fedrep.wire.v1 import federation_pb2
-from fedrep_cli.processes import free_port
+from fedrep_cli.free_ports import free_port
 from fedrep_identity.certificates import Role
 from fedrep_runtime.files import lock_folder
 from fedrep_runtime.run_config import DeadlineConfig

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from fedrep_cli.free_ports import free_ports
 from fedrep_cli.main import CANNOT_CONNECT
-from fedrep_cli.processes import free_ports
 from fedrep_runtime.model_files import read_model
 from fedrep_runtime.run_config import RunConfig
 from fedrep_simulator.api import build_trainer_of, run_simulation

@@ -25,9 +25,10 @@ from fedrep_cli.demo_reference import Reference
 from fedrep_cli.demo_settings import PRIVACY, DemoSettings, silo_name
 from fedrep_cli.demo_view import SHOWN_ROUNDS, DemoView
 from fedrep_cli.epsilon import number_or_none
+from fedrep_cli.free_ports import free_ports
 from fedrep_cli.main import main
 from fedrep_cli.nursery import Nursery, can_fork
-from fedrep_cli.processes import Processes, free_ports, orderly_end
+from fedrep_cli.processes import Processes, orderly_end
 from fedrep_cli.run_view import reckoned
 from fedrep_identity.authority import CertificateAuthority
 from fedrep_identity.certificates import Credentials

@@ -18,7 +18,8 @@ from typing import Any, TypeVar
 
 from fedrep.protocol.run_effects import CommitRound, OpenRound, Save
 from fedrep.wire.v1 import federation_pb2 as pb
-from fedrep_cli.processes import Processes, free_ports
+from fedrep_cli.free_ports import free_ports
+from fedrep_cli.processes import Processes
 from fedrep_identity.certificates import CERTIFICATE_FILE, KEY_FILE, ROOT_FILE, PeerCertificate
 from fedrep_runtime.files import write_atomically
 from fedrep_runtime.run_config import sign_run

@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,19 +20,6 @@ from fedrep_cli.parent_death import CAN_END_WITH_PARENT, end_with_parent
 
 GRACE_SECONDS = 8.0
 _REASON = re.compile(r"fedrep [a-z]+: ")  # as `complain` writes it
-
-
-def free_ports(count: int) -> list[int]:
-    """Different ports that nobody uses now; a second demo beside the first finds others."""
-    with contextlib.ExitStack() as held:  # all at once, or the system might offer one of them twice
-        probes = [held.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
-
-
-def free_port() -> int:
-    return free_ports(1)[0]
 
 
 class Processes:
