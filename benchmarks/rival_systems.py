@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from benchmarks.environment import ROOT, peer_python
 from benchmarks.idle_silos import IdleSilo, Shape, play
 from benchmarks.peers import digits
+from fedrep_cli.free_ports import free_ports
 from fedrep_trainers import Evaluation, ModelLayout, TrainResult
 
 PEERS = ROOT / "benchmarks" / "peers"
@@ -172,16 +173,6 @@ def flower_deployed(rounds: int, *, secagg: bool) -> dict[str, Any]:
         order = [f"{binaries}/flwr", "run", str(PEERS / "flower"), "bench", "--run-config", run_config]
         subprocess.run(order, env=environment, check=True, capture_output=True, cwd=folder)
         return answered(folder / "out.json", process, log, ends=False)
-
-
-def free_ports(count: int) -> list[int]:
-    import socket
-
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
 
 
 def wait_for(log: Path, text: str, count: int) -> None:
