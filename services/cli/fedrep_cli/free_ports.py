@@ -28,9 +28,8 @@ os.register_at_fork(after_in_child=_own.clear)  # a child shares its parent's lo
 def free_ports(count: int) -> list[int]:
     """Different ones, all of which nobody uses now."""
     found: list[int] = []
-    for port in _candidates():
-        if len(found) == count:
-            break
+    candidates = _candidates()
+    while len(found) < count and (port := next(candidates, None)) is not None:
         if port not in found and _is_free(port):
             found.append(port)
     return found + _of_the_system(count - len(found))
@@ -42,13 +41,16 @@ def free_port() -> int:
 
 def _candidates() -> Iterator[int]:
     for _ in range(len(_own)):
-        _own.rotate(-1)
-        yield _own[-1]
+        yield _next()
     for first in _blocks():
-        ports = range(first, first + BLOCK)
-        for port in ports:
-            _own.append(port)
-            yield port
+        _own.extendleft(reversed(range(first, first + BLOCK)))
+        for _ in range(BLOCK):
+            yield _next()
+
+
+def _next() -> int:
+    _own.rotate(-1)
+    return _own[-1]
 
 
 def _blocks() -> Iterator[int]:
