@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any, NewType
 
 from fedrep.errors import InvalidInputError
 from fedrep.protocol.thresholds import share_threshold
-from fedrep.secagg.transcript import Encoded, Field, digest, encode
+from fedrep.secagg.transcript import Encoded, Field, digest, encode, encoded_tuple
 
 SiloName = NewType("SiloName", str)
 RunHash = NewType("RunHash", bytes)
@@ -140,6 +140,16 @@ class RosterEntry:
     session_key: bytes
     session_signature: bytes
     promise: RecordPromise | None = None
+    _encoded: bytes = field(default=b"", init=False, repr=False, compare=False)
+
+    def encoded(self) -> bytes:
+        """For transcripts. Worked out once: a session lists the same entry in each of its rounds."""
+        if not self._encoded:
+            object.__setattr__(self, "_encoded", encode(_pairs(self)))
+        return self._encoded
+
+    def __hash__(self) -> int:
+        return hash(self.session_signature)  # which bytes remember
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +212,7 @@ class SignedRoundManifest:
 
 def roster_digest(roster: tuple[RosterEntry, ...]) -> bytes:
     """What a silo names a roster by that it need not be sent again."""
-    return digest("fedrep/roster", _flat(roster))
+    return digest("fedrep/roster", _encoded_roster(roster))
 
 
 def session_key_message(run: bytes, key: bytes, promise: RecordPromise | None = None) -> bytes:
@@ -227,16 +237,12 @@ def _flat(value: object) -> Field:
     if isinstance(value, (int, str, bytes, float)):
         return value
     if isinstance(value, tuple):
-        return tuple(_flat(item) for item in value)
-    if isinstance(value, RosterEntry):
-        return _encoded_entry(value)
+        return _encoded_roster(value) if value and isinstance(value[0], RosterEntry) else tuple(_flat(item) for item in value)
     return _pairs(value)
 
 
-@lru_cache(maxsize=4096)
-def _encoded_entry(entry: RosterEntry) -> Encoded:
-    """Remembered, because a session lists the same in each of its rounds."""
-    return Encoded(encode(_pairs(entry)))
+def _encoded_roster(roster: tuple[RosterEntry, ...]) -> Encoded:
+    return Encoded(encoded_tuple([entry.encoded() for entry in roster]))
 
 
 def _pairs(value: object) -> Field:

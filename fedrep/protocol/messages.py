@@ -10,7 +10,16 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from fedrep.protocol.manifests import RunHash, SiloName
-from fedrep.secagg.transcript import digest, digest_encoded, digest_of_bytes, encode_context, encode_text, encoded_list
+from fedrep.secagg.transcript import (
+    digest,
+    digest_encoded,
+    digest_of_bytes,
+    encode_bytes,
+    encode_context,
+    encode_text,
+    encoded_list,
+    encoded_tuple,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +110,12 @@ class Consensus:
 
 def consensus_context(c1: bytes, coordinates: bytes, assignment: Assignment) -> bytes:
     """C2: one value for the whole federation, or the masks of two silos do not cancel."""
-    places = tuple(tuple((place.silo, place.record_digest) for place in buffer) for buffer in assignment)
-    return digest("fedrep/c2", c1, digest("fedrep/consensus", coordinates), digest("fedrep/assignment", places))
+    places = [
+        encoded_tuple([encoded_tuple((encode_text(place.silo), encode_bytes(place.record_digest))) for place in buffer])
+        for buffer in assignment
+    ]
+    assigned = digest_encoded("fedrep/assignment", encoded_tuple(places))
+    return digest("fedrep/c2", c1, digest("fedrep/consensus", coordinates), assigned)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +159,8 @@ class SurvivorSet:
     def digest(self) -> bytes:
         """Worked out once: it is signed, and then looked for in everybody's confirmation."""
         if not self._digest:
-            names = tuple(tuple(s.silo for s in buffer) for buffer in self.buffers)
-            object.__setattr__(self, "_digest", digest("fedrep/survivors", names))
+            names = [encoded_tuple([encode_text(survivor.silo) for survivor in buffer]) for buffer in self.buffers]
+            object.__setattr__(self, "_digest", digest_encoded("fedrep/survivors", encoded_tuple(names)))
         return self._digest
 
     def names(self) -> frozenset[SiloName]:

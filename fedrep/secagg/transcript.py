@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
@@ -81,6 +82,11 @@ def encoded_list(items: tuple[bytes, ...]) -> Encoded:
     return Encoded(_HEADER.pack(b"l", len(items)) + header + header.join(items))
 
 
+def encoded_tuple(items: Sequence[bytes]) -> bytes:
+    """The encoding of a tuple, from those of its items."""
+    return _HEADER.pack(b"l", len(items)) + b"".join(items)
+
+
 def encode(*fields: Field) -> bytes:
     parts: list[bytes] = []
     _append(fields, parts)
@@ -91,6 +97,11 @@ def encode(*fields: Field) -> bytes:
 def encode_text(text: str) -> bytes:
     """Of names, which recur in every key of a round. Fields follow each other without anything between them."""
     return encode(text)
+
+
+def encode_bytes(data: bytes) -> bytes:
+    length = len(data)
+    return (_BYTES_HEADERS[length] if length < _SHORT else _HEADER.pack(b"b", length)) + data
 
 
 @lru_cache(maxsize=64)

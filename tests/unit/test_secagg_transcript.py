@@ -14,7 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedrep.errors import InvalidInputError
-from fedrep.secagg.transcript import Field, digest, digest_encoded, digest_of_bytes, encode, encode_context, encoded_list
+from fedrep.secagg.transcript import (
+    Field,
+    digest,
+    digest_encoded,
+    digest_of_bytes,
+    encode,
+    encode_bytes,
+    encode_context,
+    encode_text,
+    encoded_list,
+    encoded_tuple,
+)
 
 SCALARS = st.one_of(
     st.integers(-(2**300), 2**300),
@@ -142,6 +153,12 @@ def test_text_that_is_not_unicode_is_refused() -> None:
 @given(st.lists(st.binary(max_size=40)).map(tuple) | st.lists(st.binary(min_size=32, max_size=32)).map(tuple))
 def test_a_list_that_was_put_together_in_one_go_is_encoded_as_any_other(items: tuple[bytes, ...]) -> None:
     assert encode(encoded_list(items)) == encode(items)
+
+
+@given(st.lists(st.tuples(st.text(max_size=10), st.binary(max_size=200)), max_size=5))
+def test_a_tuple_of_items_that_are_encoded_already_is_encoded_as_any_other(pairs: list[tuple[str, bytes]]) -> None:
+    items = [encoded_tuple((encode_text(text), encode_bytes(data))) for text, data in pairs]
+    assert encoded_tuple(items) == encode(tuple(pairs))
 
 
 @given(st.binary(max_size=400))
