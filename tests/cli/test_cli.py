@@ -151,6 +151,11 @@ def test_a_wrong_command_line_is_one_sentence_and_exit_code_2(
     assert captured.err.endswith("See fedrep epsilon --help.\n")
 
 
+def test_a_wrong_option_of_a_sub_command_points_to_its_own_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "show", "--what"]) == 2
+    assert capsys.readouterr().err == "fedrep run: No such option: --what. See fedrep run show --help.\n"
+
+
 @pytest.mark.parametrize(
     ("error", "code", "sentence"),
     [

@@ -37,6 +37,16 @@ def test_a_crash_while_writing_leaves_the_old_bytes_and_no_litter(tmp_path: Path
         assert [entry.name for entry in tmp_path.iterdir()] == ["state"]
 
 
+def test_a_file_that_cannot_be_written_is_named_as_it_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", "a name that nobody knows")
+
+    monkeypatch.setattr("tempfile.mkstemp", refuse)
+    with pytest.raises(PermissionError) as refused:
+        write_atomically(tmp_path / "state", b"new")
+    assert refused.value.filename == str(tmp_path / "state")
+
+
 def test_files_are_private_unless_told_otherwise(tmp_path: Path) -> None:
     write_atomically(tmp_path / "a" / "secret", b"x")
     write_atomically(tmp_path / "a" / "public", b"x", 0o644)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from torch import nn
 
 from fedrep.errors import SettingsError
 from fedrep.protocol.model_state import model_hash
-from fedrep_cli.model_files import Form, write_form
+from fedrep_cli.model_files import Form, shown, write_form
 from fedrep_trainers.torch_files import write_onnx
 from tests.trainers.small_trainers import slope_trainer, small_trainer
 from tests.trainers.test_contract import Toy
@@ -93,3 +94,18 @@ def test_a_model_without_adapters_is_not_exported_as_adapters(tmp_path: Path) ->
     trainer = slope_trainer()
     with pytest.raises(SettingsError, match="no adapters"):
         write_form(trainer, trainer.initial(), tmp_path / "folder", Form.ADAPTER, {})
+
+
+@pytest.mark.parametrize("form", [Form.SAFETENSORS, Form.TORCH])
+def test_a_file_that_cannot_be_written_is_named_as_it_was_asked_for(form: Form, tmp_path: Path) -> None:
+    trainer, target = small_trainer(), tmp_path / "nowhere" / "model"
+    with pytest.raises(FileNotFoundError) as refused:
+        write_form(trainer, trainer.initial(), target, form, {})
+    assert refused.value.filename == str(target)
+
+
+def test_a_person_without_torch_is_not_told_to_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = {"format": "safetensors", "file": "model.safetensors"}
+    assert shown(result) == 'load_state_dict(safetensors.torch.load_file("model.safetensors"))'
+    monkeypatch.delitem(sys.modules, "torch")
+    assert shown(result) == 'safetensors.numpy.load_file("model.safetensors")'

@@ -205,7 +205,8 @@ def _usage_problem(program: str, error: Exception) -> str | None:
     if type(error).__name__ == "NoArgsIsHelpError":  # its message is the whole help
         print(format_message())
         return ""
-    return f"{str(format_message()).rstrip('.')}. See {program} --help."
+    context = getattr(error, "ctx", None)  # of the very sub-command
+    return f"{str(format_message()).rstrip('.')}. See {getattr(context, 'command_path', program)} --help."
 
 
 def _grpc_status(error: Exception) -> tuple[str, str] | None:

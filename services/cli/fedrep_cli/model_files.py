@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 from enum import StrEnum
 from pathlib import Path
@@ -77,9 +78,10 @@ def described(layout: ModelLayout, vector: Vector) -> dict[str, str]:
 
 
 def shown(result: Any) -> str:
-    """What to do with the file, as a line of Python."""
+    """What to do with the file, as a line of Python. A trainer that has not loaded torch has no use for its tensors."""
+    by_name = "load_state_dict(safetensors.torch.load_file({}))" if "torch" in sys.modules else "safetensors.numpy.load_file({})"
     use = {
-        Form.SAFETENSORS: "load_state_dict(safetensors.torch.load_file({}))",
+        Form.SAFETENSORS: by_name,
         Form.TORCH: "load_state_dict(torch.load({}, weights_only=True))",
         Form.ONNX: "onnxruntime.InferenceSession({})",
         Form.ADAPTER: "PeftModel.from_pretrained(base, {})",

@@ -14,15 +14,25 @@ from fedrep.errors import SettingsError
 
 
 def write_atomically(path: Path, data: bytes, mode: int = 0o600) -> None:
+    with replacing(path, mode) as descriptor, os.fdopen(descriptor, "wb", closefd=False) as file:
+        file.write(data)
+
+
+@contextmanager
+def replacing(path: Path, mode: int = 0o600) -> Iterator[int]:
     """Temporary file beside the target, fsync, rename, fsync of the folder: the order that makes rename a commit."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            os.fchmod(file.fileno(), mode)
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+    except OSError as error:
+        raise type(error)(error.errno, error.strerror, str(path)) from None  # the name that somebody asked for
+    try:
+        try:
+            os.fchmod(descriptor, mode)
+            yield descriptor
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
         os.replace(temporary, path)  # noqa: PTH105 - the pair of names is clearer side by side
     except BaseException:
         Path(temporary).unlink(missing_ok=True)

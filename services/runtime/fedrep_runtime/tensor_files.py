@@ -11,7 +11,6 @@ import math
 import operator
 import os
 import struct
-import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrep.patched import Patched
-from fedrep_runtime.files import sync_folder
+from fedrep_runtime.files import replacing, sync_folder
 from fedrep_runtime.json_text import parsed
 
 Tensor = NDArray[Any] | Patched
@@ -47,21 +46,8 @@ _PAGE = 4096
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], mode: int = 0o600) -> int:
     """All or nothing, like `write_atomically`; returns the size."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
-    try:
-        try:
-            os.fchmod(descriptor, mode)
-            size = _write(descriptor, tensors, metadata)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        os.replace(temporary, path)  # noqa: PTH105 - the pair of names is clearer side by side
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
-    return size
+    with replacing(path, mode) as descriptor:
+        return _write(descriptor, tensors, metadata)
 
 
 def overwrite_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], mode: int = 0o600) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrep.errors import SettingsError
+from fedrep_trainers.whole_files import replacing
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 
@@ -61,13 +61,5 @@ def _lock(path: Path) -> Iterator[None]:
 
 
 def _write(path: Path, array: NDArray[np.generic]) -> None:
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            np.save(file, array, allow_pickle=False)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with replacing(path) as file:
+        np.save(file, array, allow_pickle=False)

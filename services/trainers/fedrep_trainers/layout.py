@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,6 +10,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from fedrep.model_layout import ModelLayout, Parameter, Vector, layout_metadata
+from fedrep_trainers.whole_files import replacing
 
 __all__ = ["ModelLayout", "Parameter", "Vector", "layout_metadata", "write_model", "write_tensors"]
 
@@ -27,14 +25,5 @@ def write_tensors(path: Path, tensors: Mapping[str, NDArray[np.generic]], metada
     """Write named arrays as safetensors: temporary file, fsync, rename."""
     # A view's strides are not saved, hence the contiguous copies; ascontiguousarray alone would make scalars 1-d.
     content = save({n: np.ascontiguousarray(t).reshape(t.shape) for n, t in tensors.items()}, metadata=metadata)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).replace(path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            Path(temporary).unlink()
-        raise
+    with replacing(path) as file:
+        file.write(content)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,18 +14,14 @@ from numpy.typing import NDArray
 from fedrep.errors import SettingsError
 from fedrep_trainers.layout import Vector
 from fedrep_trainers.torch_trainer import TorchTrainer
+from fedrep_trainers.whole_files import replacing
 
 
 def write_state_dict(tensors: Mapping[str, NDArray[np.generic]], target: Path) -> None:
     """Tensors alone, so that `torch.load(target, weights_only=True)` takes it."""
     state = {name: torch.from_numpy(np.array(array)) for name, array in tensors.items()}
-    handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    os.close(handle)
-    try:
-        torch.save(state, temporary)
-        Path(temporary).replace(target)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+    with replacing(target) as file:
+        torch.save(state, file)
 
 
 def write_onnx(trainer: TorchTrainer, model: Vector, target: Path) -> None:
