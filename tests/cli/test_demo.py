@@ -21,6 +21,7 @@ from rich.console import Console
 from fedrep.errors import FedrepError
 from fedrep.protocol.preflight import preflight
 from fedrep.wire.v1 import observer_pb2 as pb
+from fedrep_cli import demo
 from fedrep_cli import free_ports as free_ports_module
 from fedrep_cli.demo_settings import DemoSettings
 from fedrep_cli.demo_view import picture
@@ -286,10 +287,18 @@ def test_a_small_demo_ends_by_itself_and_prints_one_object(tmp_path: Path) -> No
     assert other["rounds_applied"] + other["rounds_skipped"] == 3
     assert other["final_accuracy"] > 0.1
     assert result["epsilon_total"] == "none", "alpha = 0: no guarantee is never a number, nor a null that reads like one"
-    assert done.stderr.startswith(f"Dashboard: {result['dashboard_url']}\n")
-    tokens = re.findall(rf"{result['dashboard_url']}#token=(\S+)", done.stderr)
+    assert (result["dashboard_url"], result["folder"]) == (None, str(tmp_path / "demo")), "one is gone, the other stays"
+    shown = re.match(r"Dashboard: (\S+)\n", done.stderr)
+    assert shown is not None
+    tokens = re.findall(rf"{shown[1]}#token=(\S+)", done.stderr)
     assert len(tokens) == 2
     assert all((done.stdout + done.stderr).count(token) == 1 for token in tokens)
+
+
+def test_a_demo_that_has_ended_names_nothing_that_is_gone(tmp_path: Path) -> None:
+    result: dict[str, object] = {"dashboard_url": "http://127.0.0.1:1/", "folder": str(tmp_path), "final_accuracy": 0.5}
+    assert demo.what_stays(result, None) == {"dashboard_url": None, "folder": None, "final_accuracy": 0.5}
+    assert demo.what_stays(result, tmp_path)["folder"] == str(tmp_path)
 
 
 def test_attackers_of_a_demo_act_together_in_a_folder_of_their_own(tmp_path: Path) -> None:

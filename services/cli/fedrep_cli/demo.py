@@ -94,10 +94,18 @@ def demo(
             folder=folder,
         )
         result = stack.enter_context(play(settings, quiet=as_json or not sys.stderr.isatty(), services=services))
+        if exit_at_once:
+            result = what_stays(result, folder)
         emit(result, as_json, _summary)
         sys.stdout.flush()  # a reader at the end of a pipe waits for it too
         if not exit_at_once:
             stay_up(str(result["dashboard_url"]))
+
+
+def what_stays(result: dict[str, object], folder: Path | None) -> dict[str, object]:
+    """Of a demo that ends at once nobody can open the dashboard any more, nor a temporary folder."""
+    gone = {"dashboard_url": None} if folder is not None else {"dashboard_url": None, "folder": None}
+    return result | gone
 
 
 def _summary(result: Any) -> str:
@@ -126,7 +134,9 @@ def _summary(result: Any) -> str:
 
 def _comparison(result: Any, other: Any) -> str:
     against = "The same attack against the plain mean" if result.get("byzantine") else "The same with the plain mean"
-    text = f"{against}: accuracy {other['final_accuracy']:.3f}. The dashboard's Compare page shows both."
+    text = f"{against}: accuracy {other['final_accuracy']:.3f}."
+    if result["dashboard_url"] is not None:
+        text += " The dashboard's Compare page shows both."
     if result.get("byzantine") and other["final_accuracy"] > result["final_accuracy"] - SEEN:
         text += (
             f" {result['attack']} moves the mean in every round, but so few attackers by too little to see here; foe is louder."
