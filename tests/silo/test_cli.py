@@ -430,3 +430,15 @@ def test_a_silo_exports_its_model_by_name_without_asking_the_server(tmp_path: Pa
     assert torch.equal(module.get_parameter("1.bias"), torch.arange(640.0, 650.0))
     with safe_open(target, "np") as file:
         assert (file.metadata()["fedrep.run"], file.metadata()["fedrep.version"]) == ("digits", "4")
+
+
+@pytest.mark.parametrize(("role", "spends"), [("silo", True), ("evaluator", False)])
+def test_only_who_trains_shows_what_was_spent(
+    role: str, spends: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "client.toml"
+    config.write_text(f'run = "digits"\nrole = "{role}"\n')
+    assert main(["client", "--config", str(config), "status", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert ({"epsilon_total", "record_epsilon", "last_spoken_round"} & said.keys() != set()) == spends
+    assert said["running"] is False

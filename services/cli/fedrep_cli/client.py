@@ -105,7 +105,10 @@ def status(context: typer.Context, config: Config = None, as_json: Json = False)
     found = StateFolder(settings.state).status()
     if settings.follows and found.get("now"):
         found |= StateFolder(run_of_now(settings).state).status()
-    found |= RecordBooks(settings.ledger, settings.privacy).standing().figures()
+    if settings.role == "evaluator":  # proposes nothing and trains nothing, so it spends nothing
+        found = {key: value for key, value in found.items() if key not in ("last_spoken_round", "epsilon_total")}
+    else:
+        found |= RecordBooks(settings.ledger, settings.privacy).standing().figures()
     found["running"] = in_use(settings.state)
     if found.get("at") is not None:
         found["seconds_ago"] = round(time.time() - found["at"], 1)
