@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from fedrep_cli.processes import Processes
 def main(arguments):
     {child}
 
+{first}
 nursery = Nursery(["json"], main)
 with Processes(Path(sys.argv[1]), dict(x=nursery)) as processes:
     {parent}
@@ -38,12 +40,13 @@ nursery.close()
 """
 
 
-def prepared(child: str, parent: str) -> list[str]:
-    return ["-c", PREPARED.format(child=child.replace("\n", "\n    "), parent=parent.replace("\n", "\n    "))]
+def prepared(child: str, parent: str, first: str = "") -> list[str]:
+    child, parent = (text.replace("\n", "\n    ") for text in (child, parent))
+    return ["-c", PREPARED.format(child=child, parent=parent, first=first)]
 
 
-def run(folder: Path, child: str, parent: str) -> str:
-    arguments = [sys.executable, *prepared(child, parent), str(folder)]
+def run(folder: Path, child: str, parent: str, first: str = "") -> str:
+    arguments = [sys.executable, *prepared(child, parent, first), str(folder)]
     done = subprocess.run(arguments, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -79,6 +82,18 @@ def test_an_error_in_a_child_is_its_last_word_and_a_signal_is_its_code(tmp_path:
         "processes.kill('dies')\nprint(processes.failed(), processes.last_words('fails'), processes._running['dies'].returncode)"
     )
     assert run(tmp_path, child, parent) == "['fails'] ValueError: out of ink -9\n"
+
+
+def test_a_process_with_more_open_files_than_select_can_count_has_a_nursery_too(tmp_path: Path) -> None:
+    many, most = 1200, resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if most < 2 * many:
+        pytest.skip(f"The system allows a process {most} open files.")
+    first = (
+        f"import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, ({2 * many}, {most}))\n"
+        f"held = [os.open(os.devnull, os.O_RDONLY) for _ in range({many})]"
+    )
+    parent = "processes.start('one', ['x'])\nprint(processes._running['one'].wait())"
+    assert run(tmp_path, "return 5", parent, first) == "5\n"
 
 
 @pytest.mark.parametrize("whom", ["the parent", "the nursery"])

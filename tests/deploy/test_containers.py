@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import select
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import pytest
@@ -65,8 +65,7 @@ def test_a_container_ends_with_whoever_started_it_even_without_a_word(tmp_path: 
     try:
         starter.send_signal(signal.SIGKILL)
         starter.wait()
-        signalled, _, _ = select.select([inside], [], [], 60)
-        assert signalled, "it lives on"
+        assert wait([inside], 60), "it lives on"
     finally:
         os.close(inside)
 

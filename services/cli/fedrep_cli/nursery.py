@@ -12,7 +12,6 @@ import contextlib
 import gc
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -21,6 +20,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -88,7 +88,7 @@ class Nursery:
             raise _gone() from error
 
     def _hear(self, timeout: float | None) -> Mapping[str, Any] | None:
-        if not select.select([self._line], [], [], timeout)[0]:
+        if not wait([self._line], timeout):
             return None
         try:
             packet = self._line.recv(LARGEST_MESSAGE)
@@ -157,11 +157,11 @@ class _Forking:
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         while True:
-            ready = select.select([self._line.fileno(), ended], [], [])[0]
+            ready = wait([self._line, ended])
             if ended in ready:
                 os.read(ended, 4096)
                 self._report_ended()
-            if self._line.fileno() in ready and not self._take():
+            if self._line in ready and not self._take():
                 return 0  # the children end with this process
 
     def _take(self) -> bool:
