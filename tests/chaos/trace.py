@@ -11,6 +11,7 @@ import os
 import pickle
 import struct
 import threading
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +36,7 @@ class TraceFile:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / f"{len(list(folder.glob('*.trace'))):06d}-{os.getpid()}.trace"
         self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        weakref.finalize(self, os.close, self._file)
         self._lock = threading.Lock()
 
     def note(self, kind: str, notes: dict[str, Any] | None = None, **arrays: NDArray[Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import shutil
@@ -42,6 +43,23 @@ def test_records_come_back_as_they_were(tmp_path: Path) -> None:
     records = read_log(tmp_path / "log")
     assert [record.notes for record in records] == [{"journal": {"number": number}} for number in range(3)]
     assert np.array_equal(records[2].arrays["values"], np.full(4, 2, np.float32))
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="Open files are listed in /proc.")
+def test_a_folder_that_is_let_go_holds_no_file_open(tmp_path: Path) -> None:
+    """A silo that takes one run after the other has a folder for each, and simulations many at once."""
+    folder = StateFolder(tmp_path)
+    state = folder.load(StubTrainer())
+    folder.write(Save(replace(state, journal=replace(state.journal, last_round=1))))
+    assert _open_below(tmp_path) == ["changes-1.log"]
+    del folder, state
+    gc.collect()
+    assert _open_below(tmp_path) == []
+
+
+def _open_below(folder: Path) -> list[str]:
+    files = (each.resolve() for each in Path("/proc/self/fd").iterdir())
+    return sorted(file.name for file in files if folder in file.parents)
 
 
 def test_any_pages_of_the_last_record_may_be_missing_after_a_power_cut_and_none_of_an_earlier_one(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import errno
 import json
 import os
 import struct
+import weakref
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -51,6 +52,7 @@ class ChangeLog:
         self.is_safe = True
         self._descriptor = descriptor
         self._length = size  # of the file
+        self._closed = weakref.finalize(self, os.close, descriptor)  # also if its folder is just let go, as of a run that is over
 
     @classmethod
     def started(cls, path: Path) -> ChangeLog:
@@ -98,7 +100,7 @@ class ChangeLog:
         self.is_safe = durably
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        self._closed()
 
 
 def read_log(path: Path) -> list[Record]:
