@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,10 +13,12 @@ import pytest
 from fedrep.errors import SettingsError
 from fedrep_identity.certificates import Credentials
 from fedrep_silo.config import SiloSettings
+from fedrep_silo.connection import OfferedRun
 from fedrep_silo.daemon import SiloDaemon
 from fedrep_silo.following import Follower
 from fedrep_silo.run_folders import run_of_now, settings_for
 from fedrep_silo.state import StateFolder
+from fedrep_silo.training import at_rest, in_thread, is_under_way
 from fedrep_trainers.layout import ModelLayout
 from tests.harness.federation import Federation, StubTrainer
 from tests.harness.scenarios import serve
@@ -136,3 +140,73 @@ def test_a_list_may_stand_in_run_and_folders_of_strange_names_stay_inside() -> N
 def test_before_the_first_run_there_is_none_to_ask_about(federation: Federation) -> None:
     with pytest.raises(SettingsError, match="has been in no run yet"):
         run_of_now(following(federation, 0, "nowhere", run="*"))
+
+
+class LeftBehind:
+    """A daemon whose run ends while its training goes on."""
+
+    def __init__(self, trainer: StubTrainer, may_end: threading.Event) -> None:
+        self.connection: Any = SimpleNamespace(close=lambda: asyncio.sleep(0))
+        self._trainer = trainer
+        self._may_end = may_end
+
+    def stop(self) -> None: ...
+
+    async def run(self) -> None:
+        begun = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def train() -> None:
+            loop.call_soon_threadsafe(begun.set)
+            self._may_end.wait()
+
+        training = asyncio.create_task(in_thread(train, self._trainer))
+        await begun.wait()
+        training.cancel()
+
+
+class Next(LeftBehind):
+    async def run(self) -> None:
+        found.append(is_under_way(self._trainer))
+        raise SettingsError("seen enough")
+
+
+found: list[bool] = []
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_the_next_run_waits_for_a_training_that_the_last_one_left_behind(
+    stops: bool, federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two trainings with one trainer share its buffers: one may take a step between the other's gradient and its noise."""
+    found.clear()
+    waited: list[Any] = []
+    may_end = threading.Event()
+
+    def make(settings: SiloSettings, trainer: Any) -> Any:
+        return (LeftBehind if settings.run == "first" else Next)(trainer, may_end)
+
+    async def play() -> None:
+        silo = Follower(following(federation, 0, f"left-{stops}", run=["first", "second"]), StubTrainer, make)
+        layout = bytes.fromhex(StubTrainer().layout.digest)
+        runs = [OfferedRun(name, name.encode(), "running", layout, 1, 0.0) for name in ("first", "second")]
+
+        async def noticed(trainer: Any) -> None:
+            if is_under_way(trainer):
+                waited.append(trainer)
+                silo.stop() if stops else may_end.set()
+            await at_rest(trainer)
+
+        async def find() -> list[OfferedRun]:
+            return runs
+
+        monkeypatch.setattr("fedrep_silo.following.at_rest", noticed)
+        monkeypatch.setattr(silo, "_finder", SimpleNamespace(find_runs=find, close=lambda: asyncio.sleep(0)))
+        await silo.run()
+
+    try:
+        asyncio.run(play())
+    finally:
+        may_end.set()
+    assert len(waited) == 1
+    assert found == ([] if stops else [False])

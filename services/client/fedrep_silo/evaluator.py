@@ -162,7 +162,7 @@ class Evaluator:
         self._show(round_number, "evaluating")
         self._evaluated, self._evaluated_in = model.version, round_number
         try:
-            result = await in_thread(lambda: self._trainer.evaluate(model.vector))
+            result = await in_thread(lambda: self._trainer.evaluate(model.vector), self._trainer)
         except Exception as error:  # user code may raise anything; the next version is tried
             problem = f"evaluation failed: {explained(error)}"
             log.error("evaluation_failed", round=round_number, why=problem)
@@ -186,7 +186,8 @@ class Evaluator:
         except FedrepError as error:
             log.warning("report_refused", why=str(error))
         if self._score(result) > self._best:
-            await in_thread(lambda: self._keep_best(model, result))  # statistics are estimated anew, which takes a while
+            # Statistics are estimated anew, which takes a while.
+            await in_thread(lambda: self._keep_best(model, result), self._trainer)
 
     def _keep_best(self, model: ModelState, result: Evaluation) -> None:
         """With batch-norm statistics where the trainer can give them; a model it cannot export is kept as plain parameters."""

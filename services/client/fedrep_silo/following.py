@@ -25,6 +25,7 @@ from fedrep_silo.idling import let_go_of_devices
 from fedrep_silo.run_folders import FOLLOWING, settings_for, wanted
 from fedrep_silo.state import StateFolder
 from fedrep_silo.status_file import note_server
+from fedrep_silo.training import at_rest, is_under_way
 from fedrep_trainers.trainer import Trainer
 
 log = structlog.get_logger(__name__)
@@ -127,6 +128,8 @@ class Follower:
         self._note(chosen.name)
         log.info("run_taken", run=chosen.name, state=str(settings.state))
         trainer = self._trainer = self._trainer or self._build()
+        if not await self._is_free(trainer, chosen.name):
+            return
         trainer.load_state(self._untrained)  # momentum of one run is nothing to the next
         try:
             self._daemon = self._make(settings, trainer)
@@ -144,6 +147,16 @@ class Follower:
             elif daemon is not None:
                 self._daemon = daemon  # whoever asked us to stop says goodbye with it
         self._behind.add(chosen.run)
+
+    async def _is_free(self, trainer: Trainer, run: str) -> bool:
+        """Once the last run's training is over, which does not end with its run; False if this silo leaves before that."""
+        if is_under_way(trainer):
+            log.info("waiting_for_training", run=run, why="a training of the last run still goes on")
+        waiting = [asyncio.create_task(at_rest(trainer)), asyncio.create_task(self._leaving.wait())]
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        for task in waiting:
+            task.cancel()
+        return not self._leaving.is_set()
 
     def _say_waiting(self, offered: Sequence[OfferedRun]) -> None:
         """Once for each different answer: which runs there are, and why none is ours."""

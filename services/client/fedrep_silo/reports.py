@@ -227,7 +227,7 @@ class Reports:
         if model is None or not due or self._training.busy:
             return
         try:
-            evaluation = await in_thread(lambda: self._training.trainer.evaluate(model.vector))
+            evaluation = await in_thread(lambda: self._training.trainer.evaluate(model.vector), self._training.trainer)
         except Exception as error:  # user code may raise anything; a figure less is no reason to stop
             log.error("evaluation_failed", round=update.round, why=f"{type(error).__name__}: {error}")
             return

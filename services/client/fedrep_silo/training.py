@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TypeVar
@@ -58,7 +59,7 @@ class Training:
         standing, self._stands_at = self._stands_at, None
         if standing is not train.start_from:
             self.trainer.load_state(train.start_from)
-        result = await in_thread(lambda: self._pay_and_train(train))
+        result = await in_thread(lambda: self._pay_and_train(train), self.trainer)
         trained = np.asarray(result.model, np.float32)
         if trained.shape != model.vector.shape:
             raise InvalidInputError(f"the trainer returned {trained.shape} values for a model of {model.vector.shape}")
@@ -77,10 +78,15 @@ class Training:
         return self.trainer.train(train.model.vector, train.round)
 
 
-async def in_thread(function: Callable[[], T]) -> T:
-    """Like asyncio.to_thread, but the process can end while `function` runs: training may take hours, leaving must not."""
+async def in_thread(function: Callable[[], T], trainer: Trainer | None = None) -> T:
+    """Like asyncio.to_thread, but the process can end while `function` runs: training may take hours, leaving must not.
+
+    Who stops waiting does not end it: `at_rest` says when nobody works with `trainer` any more.
+    """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
+    over: Future[None] = Future()
+    over.set_running_or_notify_cancel()  # so that nobody who waits for it can cancel it
 
     def settle(result: T | None, error: BaseException | None) -> None:
         if done.done():
@@ -93,7 +99,6 @@ async def in_thread(function: Callable[[], T]) -> T:
     def work() -> None:
         result: T | None = None
         problem: Exception | None = None
-        _working.add(threading.get_ident())
         try:
             result = function()
         except Exception as error:
@@ -102,7 +107,8 @@ async def in_thread(function: Callable[[], T]) -> T:
         except BaseException as error:  # sys.exit() in user code ends a training, not the silo
             problem = RuntimeError(repr(error))
         finally:
-            _working.discard(threading.get_ident())
+            del _working[over]
+            over.set_result(None)
         with suppress(RuntimeError):  # the loop is closed: the daemon has left meanwhile
             loop.call_soon_threadsafe(settle, result, problem)
 
@@ -111,18 +117,30 @@ async def in_thread(function: Callable[[], T]) -> T:
     except IndexError:
         thread = SimpleQueue()
         threading.Thread(target=_serve, args=(thread,), name="training", daemon=True).start()
+    _working[over] = trainer
     thread.put(work)
     return await done
 
 
-def is_under_way() -> bool:
-    """Whether some training goes on, be it that nobody waits for it any more."""
-    return bool(_working)
+def is_under_way(trainer: Trainer | None = None) -> bool:
+    """Whether some training goes on, or one with this trainer, be it that nobody waits for it any more."""
+    return bool(_with(trainer) if trainer is not None else _working)
+
+
+async def at_rest(trainer: Trainer) -> None:
+    """Until nobody works with it. A private training that shares its trainer with another one shares buffers too, and may take a
+    step between the other's gradient and its noise."""
+    while under_way := _with(trainer):
+        await asyncio.wait([asyncio.wrap_future(over) for over in under_way])
+
+
+def _with(trainer: Trainer) -> list[Future[None]]:
+    return [over for over, user in list(_working.items()) if user is trainer]
 
 
 Work = Callable[[], None]
 
-_working: set[int] = set()
+_working: dict[Future[None], Trainer | None] = {}
 
 REST_SECONDS = 60.0
 
