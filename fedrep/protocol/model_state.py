@@ -86,8 +86,8 @@ class ModelState:
     ) -> ModelState:
         """A silo's step: apply G, then insist on the hash and chain that the server announced.
 
-        `coordinates` is I, coded, where this side knows it and the update leaves it out. With `in_place` the next model takes
-        this one's memory, and this one is nothing any more; unless it is refused, which leaves it as it was.
+        `coordinates` is I, coded, where this side knows it: what the update says about it does not count then. With `in_place`
+        the next model takes this one's memory, and this one is nothing any more; unless it is refused, which leaves it as it was.
         """
         if update.descent is None:
             raise DecodeError(f"the update of round {update.round} carries no values", reason="NO_VALUES")
@@ -102,7 +102,7 @@ class ModelState:
                 "this silo stops rather than guess: ask an admin of the federation; `fedrep run rollback` mends it",
                 reason="MODEL_DIVERGED",
             )
-        known = update.descent.coordinates or coordinates
+        known = coordinates or update.descent.coordinates
         return replace(after, descent=replace(update.descent, coordinates=known) if known else None)
 
 

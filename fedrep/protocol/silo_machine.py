@@ -333,7 +333,7 @@ class SiloMachine:
         """The model the round starts from, then everybody's certificates, then every rule about the manifest."""
         manifest, held = self._manifest, self.state.model
         if held is None or (held.hash, held.version) != (manifest.model_hash, manifest.model_version):
-            if held is not None and not self._may_fetch(held, manifest):
+            if not self._may_fetch(held, manifest):
                 return self._stop_over_model(manifest)
             fetching = Report(Doing("fetching the model", manifest.round))
             return [fetching, *self._ask(Phase.FETCHING, GetModel(manifest.run, manifest.model_version))]
@@ -342,11 +342,17 @@ class SiloMachine:
             return self._ask(Phase.MEETING, GetCertificates(manifest.run, unknown))
         return self._enter(held)
 
-    def _may_fetch(self, held: ModelState, manifest: RoundManifest) -> bool:
-        """N5: only a silo that was away takes a model that its own updates did not lead to, or everyone on an admin's word."""
+    def _may_fetch(self, held: ModelState | None, manifest: RoundManifest) -> bool:
+        """N5: only a silo that was away takes a model that its own updates did not lead to, or everyone on an admin's word.
+
+        The run's first model has an admin's word: the manifest that the silo joined under names it.
+        """
+        assert self._run is not None
         order = self.state.journal.not_yet_followed(self._rollback)
         if order is not None and (order.version, order.model_hash) == (manifest.model_version, manifest.model_hash):
             return True
+        if held is None:
+            return manifest.model_version > 0 or manifest.model_hash == self._run.model_hash
         if order is not None and held.version < order.version < manifest.model_version:
             return True  # it stayed out of the rounds after the order; one that it has followed opens nothing a second time
         return manifest.model_version > held.version and manifest.round != self._last_heard + 1
@@ -357,10 +363,11 @@ class SiloMachine:
             self._asked_about = manifest.round
             return self._ask_for_news(None)
         held = self.state.model
+        where = f"where the updates of this silo lead (it holds version {held.version})" if held is not None else "the run's own"
         error = RefusedError(
-            f"round {manifest.round} starts from model version {manifest.model_version}, which is not where the updates of this "
-            f"silo lead (it holds version {held.version if held is not None else 'none'}), and no admin signed a rollback. The "
-            "server's state may have been restored or changed: ask an admin of the federation; `fedrep run rollback` mends it",
+            f"round {manifest.round} starts from model version {manifest.model_version}, which is not {where}, and no admin "
+            "signed a rollback. The server's state may have been restored or changed: ask an admin of the federation; "
+            "`fedrep run rollback` mends it",
             reason="MODEL_DIVERGED",
         )
         return [Report(Problem(manifest, error, own=True)), *self._end(error, polite=True)]
@@ -372,7 +379,8 @@ class SiloMachine:
             raise RefusedError("the server sent another model than the manifest names", reason="WRONG_MODEL")
         if model.vector.size != parameters:
             raise RefusedError(f"the run's model has {model.vector.size} parameters, this silo's {parameters}")
-        return [self._save(model=model), *self._get_ready()]
+        # With the order that led here, or a round that is refused after this would leave the order to be shown again.
+        return [self._save(model=model, journal=self._journal_at(model)), *self._get_ready()]
 
     def _journal_at(self, model: ModelState) -> Journal:
         """An order is past once a model of its version, or a later one, is held."""

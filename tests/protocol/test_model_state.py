@@ -60,6 +60,18 @@ def test_a_silo_that_follows_holds_the_servers_model_bit_for_bit(bits: int) -> N
     assert silo.version == 20
 
 
+def test_a_silo_that_knows_i_keeps_its_own_and_not_what_the_update_says() -> None:
+    """What it keeps is what a restart applies again: with a server's other coordinates the silo would lose its model over it."""
+    server = initial()
+    ((_, indices, update),) = updates(server, 1)
+    assert update.descent is not None
+    lie = replace(update, descent=replace(update.descent, coordinates=encode_coordinates(np.arange(60), D)))
+    known = encode_coordinates(indices, D)
+    followed = server.state.follow(lie, indices, known)
+    assert followed.descent is not None
+    assert followed.descent.coordinates == known
+
+
 def test_a_model_that_takes_the_memory_of_the_one_before_has_the_same_bits() -> None:
     server = initial()
     silo = replace(server.state, vector=server.state.vector.copy())

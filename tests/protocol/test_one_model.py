@@ -58,6 +58,34 @@ def test_a_model_that_the_own_updates_do_not_lead_to_stops_the_silo(version: int
     assert isinstance(silo.player.stopped.error, RefusedError)
 
 
+def test_a_run_begins_with_the_model_that_an_admin_signed_and_with_no_other() -> None:
+    """A silo without a model has no updates to go by, but the run that it joined names the first one."""
+    federation = Federation.of(4, parameters=D)
+    serve(federation, 0)
+    federation.new_round()
+    silo = federation.silos[federation.run.silos[0]]
+    text = refused("MODEL_DIVERGED", lambda: federation.announce(silo))
+    assert "version 0, which is not the run's own" in text
+    assert not silo.player.waits_for(GetModel)
+    assert silo.machine.state.model is None
+
+
+def test_an_order_counts_once_also_if_the_round_that_came_with_it_was_refused() -> None:
+    """Else a server shows it with a round that nobody can play, and again whenever it likes."""
+    federation, silo = after_a_round()
+    serve(federation, 1)
+    federation.order_rollback()
+    federation.new_round()
+    assert federation.manifest is not None
+    federation.manifest = replace(federation.manifest, clip_range=1.5 * federation.run.initial_range)
+    refused("ROUND_OUTSIDE_POLICY", lambda: federation.announce(silo))
+    held = silo.machine.state.model
+    assert held is not None
+    assert held.hash == federation.model.state.hash
+    assert len(silo.machine.state.journal.orders) == 1
+    assert silo.machine.state.journal.not_yet_followed(federation.rollback) is None
+
+
 @pytest.mark.parametrize("version", OTHERS.values(), ids=OTHERS)
 def test_with_an_admins_order_every_silo_goes_on_from_there(version: int) -> None:
     federation, silo = after_a_round()
