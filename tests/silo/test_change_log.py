@@ -132,7 +132,7 @@ def test_damage_before_the_last_record_is_an_error_that_says_what_to_do(tmp_path
     data = bytearray(path.read_bytes())
     data[where] ^= 0x40
     path.write_bytes(data)
-    with pytest.raises(SettingsError, match="restore the folder from a backup"):
+    with pytest.raises(SettingsError, match="leave the run with"):
         read_log(path)
 
 

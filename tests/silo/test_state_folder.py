@@ -111,7 +111,7 @@ def test_damaged_files_are_explained_and_a_damaged_model_is_fetched_again(tmp_pa
         b'{"run":"","last_round":0,"revealed":[],"renounced":[],"ledger":{},"proposal":null}',
     ):
         (tmp_path / "journal.json").write_bytes(damage)
-        with pytest.raises(SettingsError, match="privacy budget"):
+        with pytest.raises(SettingsError, match="in which rounds this silo spoke"):
             loaded(tmp_path)
 
 
@@ -172,6 +172,31 @@ def test_what_was_spent_outlasts_a_purge_and_counts_in_the_next_run(tmp_path: Pa
     assert ledgers.of("aa").rounds == 1, "the same run goes on from there"
     assert ledgers.elsewhere("bb") == pytest.approx(release.epsilon), "and another run over the data adds to it"
     assert ledgers.elsewhere("aa") == 0.0
+
+
+def test_a_folder_that_is_older_than_its_ledger_is_refused_and_one_that_crashed_twice_is_not(tmp_path: Path) -> None:
+    """A copy that is put back would send values again; a crash may leave one charge behind that the journal does not know."""
+    ledgers, folder = LedgerFolder(tmp_path / "ledger", "silo-0"), tmp_path / "state"
+    state = StateFolder(folder, ledgers).load(StubTrainer())
+    ledger = state.journal.ledger
+
+    def charge() -> Ledger:
+        return ledger.charge(CoordinateRelease(ledger.rounds + 1, 100, 4, 0.5))
+
+    ledger = charge()
+    opened = StateFolder(folder, ledgers)
+    opened.load(StubTrainer())
+    opened.write(Save(replace(state, journal=Journal(run="ab" * 32, last_round=1, ledger=ledger))))
+    for _ in range(3):  # each time between the ledger and the journal
+        ledger = charge()
+        ledgers.write("ab" * 32, ledger)
+        assert StateFolder(folder, ledgers).load(StubTrainer()).journal.ledger == ledger
+    for _ in range(2):
+        ledger = charge()
+        ledgers.write("ab" * 32, ledger)
+    with pytest.raises(SettingsError, match=r"knows nothing of 2 proposals .*--purge") as refused:
+        StateFolder(folder, ledgers).load(StubTrainer())
+    assert refused.value.reason == "STATE_TOO_OLD"
 
 
 def test_a_charge_that_the_journal_missed_stays_charged(tmp_path: Path) -> None:

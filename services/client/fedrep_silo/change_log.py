@@ -33,6 +33,10 @@ _HEAD = struct.Struct("<4sQI")  # mark, length and checksum of the payload
 _SUM = struct.Struct("<I")  # checksum of the head
 HEADER_SIZE = _HEAD.size + _SUM.size
 AHEAD = 2**18
+START_ANEW = (
+    "leave the run with `fedrep client leave --purge` and join as a new silo. An older copy of the folder is no help: it would "
+    "send values a second time"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +167,5 @@ def _record(payload: bytes) -> Record:
 
 def _damaged(path: Path) -> SettingsError:
     return SettingsError(
-        f"{path} is damaged. It belongs to the journal, which guards this silo's privacy budget: restore the folder from a "
-        "backup, or leave the run with `fedrep client leave --purge` and join as a new silo"
+        f"{path} is damaged. It belongs to the journal, which says in which rounds this silo spoke: {START_ANEW}"
     )

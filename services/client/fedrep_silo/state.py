@@ -36,7 +36,7 @@ from fedrep_runtime.files import sync_folder, write_atomically
 from fedrep_runtime.json_text import parsed
 from fedrep_runtime.tensor_files import read_metadata, read_tensors, write_tensors
 from fedrep_silo.audit import Audit, AuditLine
-from fedrep_silo.change_log import ChangeLog, Record, read_log
+from fedrep_silo.change_log import START_ANEW, ChangeLog, Record, read_log
 from fedrep_silo.ledgers import LedgerFolder
 from fedrep_silo.memory_files import MemoryFiles
 from fedrep_silo.state_files import change_model, journal_from, journal_notes, model_change, model_from, model_notes
@@ -88,6 +88,9 @@ class StateFolder:
             self._give_back(trainer, kept)
         state = SiloState(self.charged_journal(), memory, trainer.state(), self.model())
         self._go_on_with_log(state)
+        if state.journal != self.journal():  # or a second crash at the same place would pass for an older folder
+            self.save_journal(state.journal)
+            self._commit(durably=True)
         self._on_disk = state
         return state
 
@@ -100,7 +103,7 @@ class StateFolder:
         if self._memory.exist() and not self._journal.exists():
             raise SettingsError(
                 f"{self.folder} has a memory and no journal, which says in which rounds this silo spoke and what it revealed: "
-                "restore it from a backup, or leave the run with `fedrep client leave --purge` and join anew"
+                f"{START_ANEW}"
             )
 
     def write(self, save: Save, leaving: Sequence[AuditLine] = ()) -> Written:
@@ -151,7 +154,13 @@ class StateFolder:
         if self._ledgers is None or not journal.run:
             return journal
         kept = self._ledgers.of(journal.ledger_name)
-        return replace(journal, ledger=kept) if kept.rounds > journal.ledger.rounds else journal
+        unknown = kept.rounds - journal.ledger.rounds
+        if unknown > 1:
+            raise SettingsError(
+                f"{self.folder} is older than the ledger of its run: it knows nothing of {unknown} proposals there; {START_ANEW}",
+                reason="STATE_TOO_OLD",
+            )
+        return replace(journal, ledger=kept) if unknown == 1 else journal
 
     def _give_back(self, trainer: Trainer, kept: TrainerState) -> None:
         try:
@@ -185,8 +194,8 @@ class StateFolder:
             return self._memory.read(parameters, self._changes_of("memory", _position(self._memory.notes())))
         except (*DAMAGED, FileNotFoundError, MemoryError) as error:
             raise SettingsError(
-                f"{self._memory.path} and its neighbours cannot be read ({error}). Restore the folder from a backup, or leave "
-                "the run with `fedrep client leave --purge` and join anew: it then goes on without the residual of before"
+                f"{self._memory.path} and its neighbours cannot be read ({error}): {START_ANEW}. It then goes on without the "
+                "residual of before"
             ) from error
 
     def save_memory(self, memory: ErrorMemory, trainer: TrainerState, before: SiloState | None = None) -> None:
@@ -346,8 +355,7 @@ class StateFolder:
 
     def _unreadable(self, why: object) -> SettingsError:
         return SettingsError(
-            f"{self._journal} cannot be read ({why}). It guards this silo's privacy budget: restore it from a backup, or "
-            "leave the run with `fedrep client leave --purge` and join as a new silo"
+            f"{self._journal} cannot be read ({why}). It says in which rounds this silo spoke: {START_ANEW}"
         )
 
     def save_status(self, status: Mapping[str, Any]) -> None:
