@@ -1,8 +1,8 @@
 """Consensus sparsification (section 3.2): which coordinates a silo proposes, their union, and what stays in its memory.
 
 Coordinate sets are strictly ascending int64 arrays everywhere, so the k-th value on the wire always belongs to the k-th
-coordinate. Decoys are drawn from the generator handed in; seed it from the operating system's entropy in a real silo,
-because whoever can replay it can tell decoys from real coordinates.
+coordinate. Decoys are drawn from the generator handed in: in a real silo one that nobody can foresee (`Draws`), because whoever
+can replay it can tell decoys from real coordinates.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fedrep.errors import InvalidInputError, NonFiniteError
+from fedrep.secagg.draws import Draws
 
 Coordinates = NDArray[np.int64]
 
@@ -53,7 +54,7 @@ def top_k(update: ArrayLike, k: int, candidates: Coordinates | None = None) -> C
     return top
 
 
-def obfuscate(top: ArrayLike, d: int, alpha: float, rng: np.random.Generator) -> Coordinates:
+def obfuscate(top: ArrayLike, d: int, alpha: float, rng: np.random.Generator | Draws) -> Coordinates:
     """Replace r ~ Binomial(k, alpha) of the top coordinates by coordinates drawn from everything that was not kept.
 
     A decoy may therefore be one of the replaced top coordinates: that is what the privacy proof (Theorem 2) counts on.
@@ -74,7 +75,7 @@ def obfuscate(top: ArrayLike, d: int, alpha: float, rng: np.random.Generator) ->
 
 
 def propose(
-    update: ArrayLike, k: int, alpha: float, rng: np.random.Generator, candidates: Coordinates | None = None
+    update: ArrayLike, k: int, alpha: float, rng: np.random.Generator | Draws, candidates: Coordinates | None = None
 ) -> Coordinates:
     """A silo's proposal I_k: its top-k coordinates, obfuscated. `candidates` as in `top_k`."""
     vector = _real_vector(update)
@@ -168,7 +169,7 @@ def guess_threshold(sample: NDArray[Any], k: int, d: int) -> Any:
     return guess if guess > 0.0 else None
 
 
-def _draw_distinct(population: int, count: int, rng: np.random.Generator) -> Coordinates:
+def _draw_distinct(population: int, count: int, rng: np.random.Generator | Draws) -> Coordinates:
     """A uniformly random subset of range(population), ascending, with work and memory in proportion to its size.
 
     Missing members are drawn with replacement until none is missing. Relabelling the population relabels the result, so
@@ -182,12 +183,12 @@ def _draw_distinct(population: int, count: int, rng: np.random.Generator) -> Coo
         members = np.zeros(population, dtype=np.bool_)
         missing = count
         while missing:
-            members[rng.integers(0, population, size=missing, dtype=np.int64)] = True
+            members[rng.integers(0, population, size=missing)] = True
             missing = count - int(np.count_nonzero(members))
         return np.flatnonzero(members)
     drawn = np.empty(0, dtype=np.int64)
     while drawn.size < count:
-        more = rng.integers(0, population, size=count - drawn.size, dtype=np.int64)
+        more = rng.integers(0, population, size=count - drawn.size)
         drawn = _sorted_distinct(np.concatenate((drawn, more)))
     return drawn
 

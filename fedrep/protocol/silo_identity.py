@@ -13,6 +13,7 @@ from fedrep.privacy import Ledger
 from fedrep.protocol.manifests import RecordPromise, RunManifest, SiloName
 from fedrep.protocol.silo_rules import Policy
 from fedrep.protocol.silo_trust import Trust
+from fedrep.secagg.draws import Draws
 from fedrep.secagg.keys import Entropy, SigningKey
 
 
@@ -40,10 +41,12 @@ class Drill(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Randomness:
-    """Secrets, and a fresh generator for obfuscation and rounding: neither may be predictable, so both are the system's."""
+    """Secrets, lots for decoys, and a fresh generator for rounding. Neither of the first two may be predictable: whoever can tell
+    a proposal's decoys has what epsilon is about."""
 
     secrets: Entropy
-    generator: Callable[[], np.random.Generator]
+    decoys: Callable[[], Draws | np.random.Generator]
+    rounding: Callable[[], np.random.Generator]
 
 
 @dataclass(frozen=True, slots=True)

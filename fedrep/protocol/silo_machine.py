@@ -553,9 +553,9 @@ class SiloMachine:
         if coordinates is None:
             if leaving := self._over_budget():  # other runs over these data may have spent while this one trained
                 return leaving
-            largest, generator = contribution.largest, own.randomness.generator()
+            largest = contribution.largest
             places = largest.places if largest is not None else None
-            coordinates = propose(contribution.g, manifest.per_silo, manifest.alpha, generator, places)
+            coordinates = propose(contribution.g, manifest.per_silo, manifest.alpha, own.randomness.decoys(), places)
             save = self._save(journal=journal.charged(manifest, contribution.training, coordinates))
         else:
             save = self._save(journal=journal.entered(manifest.round, manifest.context()))
@@ -612,7 +612,7 @@ class SiloMachine:
         assert contribution is not None
         assert self._run is not None
         crafted = self._own.drill.of_update(self._run, self._manifest.round, contribution.g)
-        holder = self.part.step = step.on_consensus(consensus, crafted, self._own.randomness.generator())
+        holder = self.part.step = step.on_consensus(consensus, crafted, self._own.randomness.rounding())
         if isinstance(holder, Observing):  # too few of its buffer proposed: the same g again, while the model stays
             return self._ask_for_survivors()
         self._contribution, honest = None, None

@@ -176,7 +176,7 @@ class Silo:
         self.clear()
 
     def _machine(self, state: SiloState) -> SiloMachine:
-        randomness = Randomness(lambda count: self.rng.bytes(count), lambda: self.rng)
+        randomness = Randomness(lambda count: self.rng.bytes(count), lambda: self.rng, lambda: self.rng)
         federation = self._federation
         own = SiloIdentity(
             self.name,

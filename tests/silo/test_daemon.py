@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 
 from fedrep.errors import FedrepError, LimitError
 from fedrep.protocol.model_state import ModelState
+from fedrep.protocol.silo_identity import Randomness, SiloIdentity
 from fedrep.protocol.silo_state import SiloState
+from fedrep.secagg.draws import Draws
 from fedrep_identity.certificates import Credentials
 from fedrep_silo.config import SiloSettings
 from fedrep_silo.connection import ServerAwayError
@@ -38,6 +42,25 @@ def remembering(settings: SiloSettings, number: int) -> tuple[SiloDaemon, Rememb
     credentials = Credentials.load(settings.credentials)
     folder = RememberingFolder(settings.state)
     return SiloDaemon(settings, credentials, credentials.trust_store(), StubTrainer(number), state=folder), folder
+
+
+def test_a_silo_draws_its_decoys_from_lots_that_nobody_can_foresee(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not from a generator for statistics, whose output gives it away."""
+    drawn: list[Randomness] = []
+    real = SiloIdentity
+
+    def seen(*given: Any, **named: Any) -> SiloIdentity:
+        identity = real(*given, **named)
+        drawn.append(identity.randomness)
+        return identity
+
+    monkeypatch.setattr("fedrep_silo.daemon.SiloIdentity", seen)
+    federation = Federation.create(tmp_path, silos=4)
+    remembering(federation.settings(0), 0)
+    first, second = drawn[0].decoys(), drawn[0].decoys()
+    assert isinstance(first, Draws)
+    assert isinstance(second, Draws)
+    assert not np.array_equal(first.words(4), second.words(4))
 
 
 def test_all_silos_hold_the_servers_model_to_the_last_bit_after_every_round(tmp_path: Path) -> None:

@@ -41,6 +41,8 @@ from fedrep.protocol.silo_effects import (
 from fedrep.protocol.silo_identity import Conduct, Randomness, SiloIdentity
 from fedrep.protocol.silo_machine import SiloMachine
 from fedrep.protocol.silo_state import SiloState
+from fedrep.secagg.draws import Draws
+from fedrep.secagg.keys import SecretBytes
 from fedrep_identity.certificates import Credentials, TrustStore
 from fedrep_silo.audit import Audit
 from fedrep_silo.config import SiloSettings
@@ -101,7 +103,11 @@ class SiloDaemon:
             settings.policy.rules(bytes.fromhex(trainer.layout.digest)),
             Drill.of(settings.drill, credentials.identity.name),
             self._ledgers,
-            Randomness(secrets.token_bytes, lambda: np.random.default_rng(secrets.randbits(256))),
+            Randomness(
+                secrets.token_bytes,
+                lambda: Draws(SecretBytes(secrets.token_bytes(32))),
+                lambda: np.random.default_rng(secrets.randbits(256)),
+            ),
             promise=self.books.promise,
             public_start=trainer.initial() if privacy is not None and privacy.coordinates == "public" else None,
             room=self.folder.room,

@@ -354,9 +354,7 @@ class StateFolder:
             return {}  # a damaged model is fetched again
 
     def _unreadable(self, why: object) -> SettingsError:
-        return SettingsError(
-            f"{self._journal} cannot be read ({why}). It says in which rounds this silo spoke: {START_ANEW}"
-        )
+        return SettingsError(f"{self._journal} cannot be read ({why}). It says in which rounds this silo spoke: {START_ANEW}")
 
     def save_status(self, status: Mapping[str, Any]) -> None:
         """For `fedrep client status`; a full disk stops nobody over it."""

@@ -42,4 +42,4 @@ class SiloDice:
         return generator(self.seed, "silo", self.silo, number, before)
 
     def randomness(self) -> Randomness:
-        return Randomness(secrets.token_bytes, self.draw)
+        return Randomness(secrets.token_bytes, self.draw, self.draw)

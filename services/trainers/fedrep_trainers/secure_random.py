@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedrep.secagg.draws import Draws
 from fedrep.secagg.keys import SecretBytes
-from fedrep.secagg.keystream import PIECE_BYTES, Keystream
 
 _WORD = 2.0**-64
 _PAIRS_AT_ONCE = 1 << 16
@@ -47,8 +47,4 @@ def normals(count: int) -> Tensor:
 
 def words(count: int) -> NDArray[np.uint64]:
     """Unpredictable 64-bit numbers."""
-    drawn = np.empty(count, dtype=np.uint64)
-    stream, memory = Keystream(SecretBytes(secrets.token_bytes(32))), drawn.view(np.uint8)
-    for start in range(0, memory.size, PIECE_BYTES):
-        stream.fill(memory[start : start + PIECE_BYTES])
-    return drawn
+    return Draws(SecretBytes(secrets.token_bytes(32))).words(count)
