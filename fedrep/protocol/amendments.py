@@ -97,4 +97,12 @@ def followed_to(chain: Sequence[RunManifest]) -> tuple[RunManifest, ...]:
 
 
 def first_of(chain: Sequence[RunManifest]) -> RunManifest:
-    return followed_to(chain)[0]
+    """Under whose hash the run's ledger goes: with a link left out, what a silo has spent in it would be counted anew."""
+    first = followed_to(chain)[0]
+    if first.predecessor:
+        raise RefusedError(
+            f"the server leaves out the manifest that the list of run {first.name!r} follows; it must show all of them, from the "
+            "first on: tell an admin of the federation",
+            reason="BAD_AMENDMENT",
+        )
+    return first

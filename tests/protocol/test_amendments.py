@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fedrep.errors import OutOfPhaseError, RefusedError, SettingsError, UnknownSiloError
-from fedrep.protocol.amendments import MAY_CHANGE, amended, check_amendment, check_chain, followed_to
+from fedrep.protocol.amendments import MAY_CHANGE, amended, check_amendment, check_chain, first_of, followed_to
 from fedrep.protocol.manifests import Deadlines, RunManifest, SignedRunManifest, SiloName, signed_fields
 from fedrep.protocol.preflight import preflight
 from fedrep.protocol.run_events import Amend
@@ -109,6 +109,15 @@ def test_a_chain_with_a_gap_or_of_another_run_is_refused(gap: bool) -> None:
     with pytest.raises(RefusedError) as refused:
         check_chain(first.digest().hex(), (first, third) if gap else (second, third), last_round=5)
     assert refused.value.reason == ("BAD_AMENDMENT" if gap else "OTHER_RUN")
+
+
+def test_the_first_manifest_of_a_run_is_one_that_follows_nothing() -> None:
+    """A silo with a new folder looks up by it what it has spent; without the first links it would begin anew."""
+    first = a_run()
+    second = amended(first, [NEWCOMER], [], 3)
+    assert first_of((first, second)) == first
+    with pytest.raises(RefusedError, match="leaves out the manifest"):
+        first_of((second,))
 
 
 def test_a_silo_that_spoke_in_an_epoch_under_the_old_list_sits_in_no_second_grouping_of_it() -> None:
