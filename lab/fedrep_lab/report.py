@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from fedrep_lab import tuning
 from fedrep_lab.catalogue import Experiment, load_experiments, load_presets
 from fedrep_lab.comparisons import Verdict
 from fedrep_lab.figures import draw
+from fedrep_lab.grids import Grid, apart_from_seed
 from fedrep_lab.results import Result, ResultFolder, tables_of
 from fedrep_lab.scores import grouped, label, values_of
 from fedrep_lab.tuning import by_key
@@ -53,10 +54,16 @@ class Table:
 @dataclass(frozen=True)
 class Section:
     experiment: Experiment
-    results: Sequence[Result]
+    results: Sequence[Result]  # those that verdict and figure are about
     verdict: Verdict
     figure: bytes | None
     tunes: bool = False
+    others: Sequence[Result] = ()  # with settings that the preset does not ask for, beside cells that it does
+    as_planned: bool = True  # False: nothing was run with the preset's settings, and what was run is judged instead
+
+    @property
+    def everything(self) -> list[Result]:
+        return sorted([*self.results, *self.others], key=_key)
 
     @property
     def picture(self) -> str:
@@ -86,7 +93,8 @@ class Section:
     @property
     def seeds(self) -> str:
         """How many seeds stand behind it: of all cells alike, or from the fewest to the most."""
-        counts = [len({one.cell.seed for one in group}) for group in grouped(self.results, _apart_from_seed).values()]
+        alike = grouped(self.results, lambda result: apart_from_seed(result.cell)).values()
+        counts = [len({one.cell.seed for one in group}) for group in alike]
         if not counts:
             return ""
         return str(counts[0]) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
@@ -100,7 +108,7 @@ class Section:
 
     @property
     def cpu_minutes(self) -> float:
-        return sum(result.cpu_seconds for result in self.results) / 60
+        return sum(result.cpu_seconds for result in self.everything) / 60
 
     @property
     def inactive(self) -> float:
@@ -127,9 +135,9 @@ def write_report(folder: Path, preset: str | None, page: Path, markdown: Path | 
         "folder": folder,
         "about": load_presets()[chosen]["about"],
         "sections": sections,
-        "cells": sum(len(section.results) for section in sections),
+        "cells": sum(len(section.everything) for section in sections),
         "cpu_minutes": sum(section.cpu_minutes for section in sections),
-        "codes": sorted({tuple(sorted(result.code.items())) for section in run for result in section.results}),
+        "codes": sorted({tuple(sorted(result.code.items())) for section in run for result in section.everything}),
     }
     templates = Environment(
         loader=PackageLoader("fedrep_lab", "templates"),
@@ -151,15 +159,24 @@ def write_report(folder: Path, preset: str | None, page: Path, markdown: Path | 
 
 
 def _section(experiment: Experiment, preset: str, folder: ResultFolder) -> Section:
-    results = sorted(folder.load(experiment.name, preset), key=lambda result: result.cell.key())
-    tried = by_key(folder.load(tuning.NAME, preset))
-    chosen = {cell.key() for cell in experiment.cells(preset, None, tried)} if tried else set()
-    tunes = bool(experiment.tuning(preset)) and all(one.cell.key() in chosen for one in results)
-    return Section(experiment, results, judge(experiment.verdict, preset, results), draw(experiment, results), tunes)
+    """Judged are the preset's cells and nothing else; where there is none of them, all that was run."""
+    results = sorted(folder.load(experiment.name, preset), key=_key)
+    asked = Grid.of(experiment, preset, by_key(folder.load(tuning.NAME, preset))).belonging(results)
+    judged = asked or results
+    keys = {_key(result) for result in judged}
+    return Section(
+        experiment,
+        judged,
+        judge(experiment.verdict, preset, judged),
+        draw(experiment, judged),
+        tunes=bool(asked and experiment.tuning(preset)),
+        others=[result for result in results if _key(result) not in keys],
+        as_planned=bool(asked or not results),
+    )
 
 
-def _apart_from_seed(result: Result) -> str:
-    return replace(result.cell, seed=0).key()
+def _key(result: Result) -> str:
+    return result.cell.key()
 
 
 def _write_markdown(folder: Path, templates: Environment, facts: dict[str, Any], sections: Sequence[Section]) -> None:
@@ -167,7 +184,7 @@ def _write_markdown(folder: Path, templates: Environment, facts: dict[str, Any],
     for section in sections:
         if section.figure is not None:
             write_atomically(folder / f"{section.experiment.name}.png", section.figure, mode=0o644)
-        for name, text in tables_of(section.experiment.name, section.results).items():
+        for name, text in tables_of(section.experiment.name, section.everything).items():
             write_atomically(folder / name, text.encode(), mode=0o644)
     for name, text in tables_of(tuning.NAME, ResultFolder(facts["folder"]).load(tuning.NAME, facts["preset"])).items():
         write_atomically(folder / name, text.encode(), mode=0o644)

@@ -1,0 +1,67 @@
+"""The report judges the cells that a preset asks for, all of them and nothing else, and says what else there is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedrep_lab.catalogue import load_experiment
+from fedrep_lab.cell import Cell
+from fedrep_lab.comparisons import FAILS, HOLDS
+from fedrep_lab.report import write_report
+from fedrep_lab.results import ResultFolder
+
+
+def keep(folder: Path, name: str, cells: Iterable[Cell], **outcome: Any) -> None:
+    """Finished cells, as a run would leave them."""
+    plain: dict[str, Any] = {"code": {"sources": "aaaa"}, "parameters": 1000, "seconds": 0.0, "cpu_seconds": 0.0}
+    plain["history"] = [{"round": 0, "epoch": 0.0, "accuracy": 0.1}]
+    for cell in cells:
+        ResultFolder(folder).write(name, "laptop", cell, {**plain, **outcome})
+
+
+def attended(folder: Path) -> list[Cell]:
+    """All of `attendance`, with the very figures that the page states."""
+    experiment = load_experiment("attendance")
+    cells = experiment.cells("laptop")
+    for cell in cells:
+        of_cell = [
+            one for one in experiment.stated() if all(getattr(cell, name) == value for name, value in one.settings.items())
+        ]
+        keep(folder, "attendance", [cell], metrics={one.metric: one.figure for one in of_cell})
+    return cells
+
+
+def reported(folder: Path, name: str) -> tuple[str, str]:
+    """The verdict, and the page."""
+    outcome = write_report(folder, "laptop", folder / "report.html", folder / "pages")
+    status = next(row["status"] for row in outcome["verdicts"] if row["experiment"] == name)
+    return status, (folder / "pages" / f"{name}.md").read_text()
+
+
+def test_cells_with_other_settings_than_the_presets_are_not_judged_and_further_seeds_are(tmp_path: Path) -> None:
+    cells = attended(tmp_path)
+    others = [replace(cell, method_settings={"min_survivors": 2}) for cell in cells if cell.s == 3]
+    keep(tmp_path, "attendance", others, metrics={"applied": 0.1, "contributing": 0.1})
+    status, page = reported(tmp_path, "attendance")
+    assert status == HOLDS
+    assert "36 cells" in page
+    assert "6 of the cells have other settings than the preset's" in page
+    assert "6 of the cells have other settings than the preset's" in (tmp_path / "report.html").read_text()
+    assert len((tmp_path / "pages" / "attendance.csv").read_text().splitlines()) == 1 + 36
+    keep(tmp_path, "attendance", [replace(cell, seed=3) for cell in cells], metrics={"applied": 0.1, "contributing": 0.1})
+    status, page = reported(tmp_path, "attendance")
+    assert status == FAILS
+    assert "6 of the cells have other settings" in page
+
+
+def test_where_nothing_was_run_as_the_preset_asks_all_is_judged_and_the_page_says_so(tmp_path: Path) -> None:
+    cells = load_experiment("coordinates").cells("laptop", {"rounds": 150})
+    keep(tmp_path, "coordinates", cells, metrics={"best_accuracy": 0.1})
+    _, page = reported(tmp_path, "coordinates")
+    assert "rounds 150" in page
+    assert "alie: min and honest" in page
+    assert "These are not the preset's settings" in page
+    assert "These are not the preset's settings" in (tmp_path / "report.html").read_text()
