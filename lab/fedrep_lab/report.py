@@ -161,13 +161,14 @@ def write_report(folder: Path, preset: str | None, page: Path, markdown: Path | 
 def _section(experiment: Experiment, preset: str, folder: ResultFolder) -> Section:
     """Judged are the preset's cells and nothing else; where there is none of them, all that was run."""
     results = sorted(folder.load(experiment.name, preset), key=_key)
-    asked = Grid.of(experiment, preset, by_key(folder.load(tuning.NAME, preset))).belonging(results)
+    grid = Grid.of(experiment, preset, by_key(folder.load(tuning.NAME, preset)))
+    asked = grid.belonging(results)
     judged = asked or results
     keys = {_key(result) for result in judged}
     return Section(
         experiment,
         judged,
-        judge(experiment.verdict, preset, judged),
+        judge(experiment.verdict, preset, judged, grid),
         draw(experiment, judged),
         tunes=bool(asked and experiment.tuning(preset)),
         others=[result for result in results if _key(result) not in keys],

@@ -23,6 +23,7 @@ _TICKS = {  # Table 1: robust, efficient, private
 def table1(results: Sequence[Result]) -> Verdict:
     """Robust: loses less than ten points to its worst attack. Efficient: sends at most a fifth of the values."""
     rows, outcomes = [], []
+    attacks = set(values_of(results, "attack")) - {"none"}
     for method in values_of(results, "method"):
         cells = select(results, method=method)
         clean = score(cells, attack="none")
@@ -31,7 +32,9 @@ def table1(results: Sequence[Result]) -> Verdict:
             continue
         gamma = score(cells, "gamma", attack="none") or 0.0
         view = METHODS[method].view
-        robust = _worst_of([found.within(-math.inf, LOST) for found in lost.values()]) if lost else UNDECIDED
+        robust = _worst_of([found.within(-math.inf, LOST) for found in lost.values()])
+        if robust == HOLDS and (not lost or set(lost) != attacks):  # the worst attack may be one that was not run
+            robust = UNDECIDED
         efficient, private = 0 < gamma <= 0.2, view.startswith(("sums", "the sum"))
         if method in _TICKS and lost:
             said = _TICKS[method]
@@ -39,8 +42,8 @@ def table1(results: Sequence[Result]) -> Verdict:
             outcomes.append((f"{METHOD_NAMES[method]}, robust", seen))
             agrees = (efficient, private) == said[1:]
             outcomes.append((f"{METHOD_NAMES[method]}, efficient and private", HOLDS if agrees else FAILS))
-        attacks = {f"lost to {attack}": f"{found.mean:.4f} ({found.shown()})" for attack, found in lost.items()}
-        row = {"method": METHOD_NAMES[method], "no attack": round(clean, 4), **attacks, "Gamma": round(gamma, 4)}
+        taken = {f"lost to {attack}": f"{found.mean:.4f} ({found.shown()})" for attack, found in lost.items()}
+        row = {"method": METHOD_NAMES[method], "no attack": round(clean, 4), **taken, "Gamma": round(gamma, 4)}
         ticks = {"robust": _TICK[robust], "efficient": "yes" if efficient else "no", "private": "yes" if private else "no"}
         rows.append({**row, "the server sees": view, **ticks})
     if not set(_TICKS) <= {result.cell.method for result in results}:

@@ -14,7 +14,8 @@ from typing import Any
 
 from fedrep.theory import consensus_dimension
 from fedrep_lab.catalogue import load_experiment
-from fedrep_lab.comparisons import FAILS, HOLDS, MARGIN, UNTESTED, Checks, Interval, Verdict, judged, paired
+from fedrep_lab.comparisons import FAILS, HOLDS, MARGIN, UNDECIDED, UNTESTED, Checks, Interval, Verdict, judged, paired
+from fedrep_lab.grids import Grid
 from fedrep_lab.price import price, traffic_row
 from fedrep_lab.record_verdicts import membership, record_selection, records
 from fedrep_lab.results import Result
@@ -304,11 +305,18 @@ VERDICTS: dict[str, Callable[[Sequence[Result]], Verdict]] = {
 }
 
 
-def judge(name: str, preset: str, results: Sequence[Result]) -> Verdict:
-    """A smoke run is too small to decide anything; its numbers are shown all the same."""
+def judge(name: str, preset: str, results: Sequence[Result], grid: Grid | None = None) -> Verdict:
+    """A smoke run is too small to decide anything; its numbers are shown all the same.
+
+    A verdict sees what was run. That a claim holds takes all cells of the grid; for one that does not, a part is enough.
+    """
     if not results:
         return Verdict(UNTESTED, "No cell of this experiment has been run.")
     found = VERDICTS[name](results)
     if preset == "smoke":
         return Verdict(UNTESTED, "A smoke run only shows that the experiment works.", found.rows)
-    return found
+    left = grid.not_run(results) if grid is not None else 0
+    if grid is None or not left:
+        return found
+    sentence = f"{found.sentence} {left} of the {len(grid)} planned cells {'have' if left > 1 else 'has'} not been run."
+    return Verdict(UNDECIDED if found.status == HOLDS else found.status, sentence, found.rows)

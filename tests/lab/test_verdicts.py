@@ -13,6 +13,7 @@ import pytest
 from fedrep_lab.catalogue import load_experiment
 from fedrep_lab.cell import Cell
 from fedrep_lab.comparisons import FAILS, HOLDS, UNDECIDED, UNTESTED, Interval
+from fedrep_lab.grids import Grid
 from fedrep_lab.report import Section
 from fedrep_lab.results import Result
 from fedrep_lab.scores import place_name, places_of
@@ -93,6 +94,36 @@ def test_cells_that_are_missing_leave_a_claim_undecided() -> None:
     found = judge("rings", "laptop", [*seeded(0.7, ring_bits=0), *seeded(0.7, ring_bits=16, downlink_bits=16)])
     assert found.status == UNDECIDED
     assert "2 more need cells that were not run" in found.sentence
+
+
+def test_a_claim_holds_only_if_every_planned_cell_was_run() -> None:
+    experiment = load_experiment("coordinates")
+    grid = Grid(experiment.cells("laptop"))
+    results = [replace(made_up(0.8), cell=cell) for cell in grid.cells]
+    assert judge("coordinates", "laptop", results, grid).status == HOLDS
+    some = [result for result in results if result.cell.attack == "bitflip"]
+    found = judge("coordinates", "laptop", some, grid)
+    assert found.status == UNDECIDED
+    assert "24 of the 36 planned cells have not been run" in found.sentence
+    harmed = [replace(one, metrics={"best_accuracy": 0.5}) if one.cell.coordinate_attack == "min" else one for one in some]
+    assert judge("coordinates", "laptop", harmed, grid).status == FAILS, "one part that fails is enough"
+    untuned = Grid.of(experiment, "laptop", {})
+    assert (len(untuned), untuned.not_run(results)) == (36, 36), "the rates that the preset asks for are not known yet"
+
+
+def test_a_method_that_was_spared_an_attack_of_table_1_has_not_withstood_the_worst_of_them() -> None:
+    methods = ("rcgd_ef", "f2ed", "share", "sparse_secagg", "fedrep")
+    results = [
+        one for method in methods for attack in ("none", "alie", "foe") for one in seeded(0.8, method=method, attack=attack)
+    ]
+    spared = [one for one in results if (one.cell.method, one.cell.attack) != ("sparse_secagg", "alie")]
+
+    def tick(cells: Sequence[Result]) -> str:
+        rows = judge("table1", "laptop", cells).rows
+        return str(next(row["robust"] for row in rows if row["method"] == "SparseSecAgg"))
+
+    assert tick(results) == "yes"
+    assert tick(spared) == "undecided"
 
 
 def test_the_verdict_on_dropouts_knows_what_silence_may_cost() -> None:
