@@ -146,7 +146,10 @@ def _alike(results: Sequence[Result], *names: str) -> list[list[Result]]:
 
 
 def residual(results: Sequence[Result]) -> Verdict:
-    """By how much the largest entry grows from CALM_ALPHA to 1: a ratio, so the interval is that of its logarithm."""
+    """By how much the largest entry grows from CALM_ALPHA to 1: a ratio, so the interval is that of its logarithm.
+
+    Training that left the finite numbers before its first evaluation has a memory that nobody looked at, and gives no ratio.
+    """
     metric = "peak_largest_residual"
     rows = [
         {
@@ -160,10 +163,15 @@ def residual(results: Sequence[Result]) -> Verdict:
     pairs = paired(results, {"alpha": 1.0}, {"alpha": CALM_ALPHA}, metric)
     if pairs is None:
         return Verdict(UNTESTED, "The cells that this claim needs have not been run.", rows)
-    growth = Interval.of([math.log(one / calm) for one, calm in pairs])
-    span = f"95 % {math.exp(growth.low):.1f} to {math.exp(growth.high):.1f}, {len(pairs)} seeds" if len(pairs) > 1 else "one seed"
+    grown = [math.log(one / calm) for one, calm in pairs if one > 0 and calm > 0]
+    without = len(pairs) - len(grown)
+    left_out = f" Left out: {without} seed{'s' * (without > 1)} that diverged before the memory was looked at." if without else ""
+    if not grown:
+        return Verdict(UNDECIDED, f"No seed gives a ratio.{left_out}", rows)
+    growth = Interval.of(grown)
+    span = f"95 % {math.exp(growth.low):.1f} to {math.exp(growth.high):.1f}, {len(grown)} seeds" if len(grown) > 1 else "one seed"
     sentence = f"At alpha = 1 the memory's largest entry is {math.exp(growth.mean):.1f} times that at {CALM_ALPHA} ({span})."
-    return Verdict(growth.within(math.log(2), math.inf), sentence, rows)
+    return Verdict(growth.within(math.log(2), math.inf), sentence + left_out, rows)
 
 
 def rings(results: Sequence[Result]) -> Verdict:

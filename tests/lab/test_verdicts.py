@@ -229,18 +229,28 @@ def test_a_tick_of_table_1_is_undecided_where_seeds_disagree_about_what_an_attac
     assert tick((0.79, 0.6, 0.75)) == "undecided"
 
 
-def test_the_error_memory_must_surely_double() -> None:
-    def results(ratios: Sequence[float]) -> list[Result]:
-        calm = [made_up(0.8, alpha=0.95, seed=seed) for seed in range(len(ratios))]
-        wild = [made_up(0.1, alpha=1.0, seed=seed) for seed in range(len(ratios))]
-        grown = [
-            replace(one, metrics={**one.metrics, "peak_largest_residual": ratio}) for one, ratio in zip(wild, ratios, strict=True)
-        ]
-        return [*calm, *grown]
+def with_peaks(peaks: Sequence[float]) -> list[Result]:
+    """The largest entry at alpha = 1, where it is 1 at 0.95."""
+    calm = [made_up(0.8, alpha=0.95, seed=seed) for seed in range(len(peaks))]
+    wild = [made_up(0.1, alpha=1.0, seed=seed) for seed in range(len(peaks))]
+    return calm + [
+        replace(one, metrics={**one.metrics, "peak_largest_residual": peak}) for one, peak in zip(wild, peaks, strict=True)
+    ]
 
-    assert judge("residual", "laptop", results((9.0, 10.0, 11.0))).status == HOLDS
-    assert judge("residual", "laptop", results((1.0, 1.01, 0.99))).status == FAILS
-    assert judge("residual", "laptop", results((1.0, 10.0, 4.0))).status == UNDECIDED
+
+def test_the_error_memory_must_surely_double() -> None:
+    assert judge("residual", "laptop", with_peaks((9.0, 10.0, 11.0))).status == HOLDS
+    assert judge("residual", "laptop", with_peaks((1.0, 1.01, 0.99))).status == FAILS
+    assert judge("residual", "laptop", with_peaks((1.0, 10.0, 4.0))).status == UNDECIDED
+
+
+def test_a_seed_that_diverged_before_its_memory_was_looked_at_gives_no_ratio_and_is_counted() -> None:
+    found = judge("residual", "laptop", with_peaks((9.0, 0.0, 10.0, 11.0)))
+    assert found.status == HOLDS
+    assert "3 seeds" in found.sentence
+    assert "Left out: 1 seed that diverged" in found.sentence
+    none = judge("residual", "laptop", with_peaks((0.0, 0.0)))
+    assert (none.status, "Left out: 2 seeds" in none.sentence) == (UNDECIDED, True)
 
 
 def test_a_page_states_the_length_that_decided() -> None:
