@@ -143,13 +143,14 @@ class Checks:
             [(check.what, check.outcome) for check in self.done],
             [check.row() for check in self.done],
             self.missing,
-            self._basis(),
+            seeds_of([check.difference.seeds for check in self.done]),
         )
 
-    def _basis(self) -> str:
-        fewest = min(check.difference.seeds for check in self.done)
-        most = max(check.difference.seeds for check in self.done)
-        return f"{fewest} seed{'s' * (most > 1)}" if fewest == most else f"{fewest} to {most} seeds"
+
+def seeds_of(counts: Sequence[int]) -> str:
+    """What comparisons rest on: so many seeds, or from the fewest to the most."""
+    fewest, most = min(counts), max(counts)
+    return f"{fewest} seed{'s' * (most > 1)}" if fewest == most else f"{fewest} to {most} seeds"
 
 
 def judged(outcomes: Sequence[tuple[str, str]], rows: list[dict[str, Any]], missing: int, basis: str) -> Verdict:

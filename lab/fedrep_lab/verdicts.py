@@ -14,7 +14,7 @@ from typing import Any
 
 from fedrep.theory import consensus_dimension
 from fedrep_lab.catalogue import load_experiment
-from fedrep_lab.comparisons import FAILS, HOLDS, MARGIN, UNDECIDED, UNTESTED, Checks, Interval, Verdict, judged, paired
+from fedrep_lab.comparisons import FAILS, HOLDS, MARGIN, UNDECIDED, UNTESTED, Checks, Interval, Verdict, judged, paired, seeds_of
 from fedrep_lab.grids import Grid
 from fedrep_lab.price import price, traffic_row
 from fedrep_lab.record_verdicts import membership, record_selection, records
@@ -236,7 +236,7 @@ def seats(results: Sequence[Result]) -> Verdict:
     done = [*checks.done, *leaked.done]
     if not done:
         return Verdict(UNTESTED, "The cells that this claim needs have not been run.")
-    basis = f"{min(check.difference.seeds for check in done)} seeds"
+    basis = seeds_of([check.difference.seeds for check in done])
     return judged([(one.what, one.outcome) for one in done], [one.row() for one in done], checks.missing + leaked.missing, basis)
 
 

@@ -229,6 +229,25 @@ def test_a_tick_of_table_1_is_undecided_where_seeds_disagree_about_what_an_attac
     assert tick((0.79, 0.6, 0.75)) == "undecided"
 
 
+def test_attacks_of_fewer_seeds_are_shown_by_their_own_cells_and_the_basis_is_that_of_the_comparisons() -> None:
+    results = [*seeded(0.8, (0.0, 0.04), rule="krum"), *seeded(0.7, (0.0,), rule="krum", attack="minmax")]
+    found = judge("strong_attacks", "laptop", [*results, *seeded(0.8, rule="mean")])
+    assert {"rule": "krum, f = 7", "seeds": "1 to 2", "none": "0.8200 (2 seeds)", "minmax": "0.7000 (1 seed)"} in found.rows
+    assert {"rule": "mean, f = 7", "seeds": "3", "none": 0.8} in found.rows
+    assert "(1 comparison, 1 seed)" in found.sentence
+    two = seeded(0.78, (0.0, 0.04), rule="krum", attack="fang")
+    assert "(2 comparisons, 1 to 2 seeds)" in judge("strong_attacks", "laptop", [*results, *two]).sentence
+
+
+def test_table_1_says_how_many_seeds_its_comparisons_rest_on() -> None:
+    methods = ("rcgd_ef", "f2ed", "share", "sparse_secagg", "fedrep")
+    results = [one for method in methods for one in seeded(0.8, method=method)]
+    results += [one for method in methods for one in seeded(0.8, (0.0, 0.001), method=method, attack="alie")]
+    found = judge("table1", "laptop", results)
+    assert "2 seeds" in found.sentence
+    assert all(row["seeds"] == 3 and row["lost to alie"].endswith(", 2 seeds)") for row in found.rows)
+
+
 def with_peaks(peaks: Sequence[float]) -> list[Result]:
     """The largest entry at alpha = 1, where it is 1 at 0.95."""
     calm = [made_up(0.8, alpha=0.95, seed=seed) for seed in range(len(peaks))]
