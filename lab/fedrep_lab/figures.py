@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedrep_lab.catalogue import Experiment
 from fedrep_lab.results import Result
-from fedrep_lab.scores import best_rate, grouped, label, place_name, places_of, shown, varying
+from fedrep_lab.scores import as_attacked, best_rate, grouped, label, place_name, places_of, shown, varying
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,7 +35,7 @@ def draw(experiment: Experiment, results: Sequence[Result]) -> bytes | None:
         return None
     results = [result for result in results if result.cell.task == "train"]
     if experiment.figure.kind == "worst":
-        return _worst_cases(experiment, results)
+        return _map_of_worst_cases(experiment, results)
     panels = _panels(experiment, results)
     figure, axes = _sheet(len(panels))
     for axis, (title, cells) in zip(axes, panels.items(), strict=False):
@@ -124,15 +124,12 @@ def _style(number: int) -> dict[str, Any]:
     }
 
 
-def _worst_cases(experiment: Experiment, results: Sequence[Result]) -> bytes:
-    """For every pair of values: the least mean accuracy over all attacks, and the attack that it is due to."""
+def _map_of_worst_cases(experiment: Experiment, results: Sequence[Result]) -> bytes:
+    """A square for every pair of values."""
     drawn = experiment.figure
     rows = _styles(results, (drawn.x,))
     columns = _styles(results, drawn.lines)
-    worst: dict[tuple[str, str], tuple[float, str]] = {}
-    for (row, column, attack), members in _by_attack(results, drawn.x, drawn.lines).items():
-        found = statistics.fmean(float(one.metrics[drawn.y]) for one in best_rate(members))
-        worst[row, column] = min(worst.get((row, column), (2.0, "")), (found, attack))
+    worst = worst_cases(experiment, results)
     figure, axes = _sheet(1)
     figure.set_size_inches(1.6 + 1.35 * len(columns), 1.0 + 0.42 * len(rows))
     axis = axes[0]
@@ -155,6 +152,16 @@ def _worst_cases(experiment: Experiment, results: Sequence[Result]) -> bytes:
     axis.set_yticks(range(len(rows)), [row.partition(" = ")[2] for row in rows], fontsize=8)
     axis.set_title("least accuracy over all attacks, and the attack", fontsize=9)
     return _png(figure)
+
+
+def worst_cases(experiment: Experiment, results: Sequence[Result]) -> dict[tuple[str, str], tuple[float, str]]:
+    """By row and column of the map: the least mean over the attacks, and which attack it is of."""
+    drawn = experiment.figure
+    worst: dict[tuple[str, str], tuple[float, str]] = {}
+    for (row, column, attack), members in _by_attack(as_attacked(results), drawn.x, drawn.lines).items():
+        found = statistics.fmean(float(one.metrics[drawn.y]) for one in best_rate(members))
+        worst[row, column] = min(worst.get((row, column), (2.0, "")), (found, attack))
+    return worst
 
 
 def _by_attack(results: Sequence[Result], x: str, lines: Sequence[str]) -> dict[tuple[str, str, str], list[Result]]:

@@ -10,7 +10,7 @@ from typing import Any
 from fedrep_lab.comparisons import FAILS, HOLDS, UNDECIDED, UNTESTED, Checks, Interval, Verdict, judged, paired, seeds_of
 from fedrep_lab.methods import METHODS
 from fedrep_lab.results import Result
-from fedrep_lab.scores import METHOD_NAMES, by_seed, score, select, values_of
+from fedrep_lab.scores import METHOD_NAMES, as_attacked, by_seed, score, select, values_of
 
 _TICKS = {  # Table 1: robust, efficient, private
     "rcgd_ef": (True, True, False),
@@ -23,6 +23,7 @@ _TICKS = {  # Table 1: robust, efficient, private
 
 def table1(results: Sequence[Result]) -> Verdict:
     """Robust: loses less than ten points to its worst attack. Efficient: sends at most a fifth of the values."""
+    results = as_attacked(results)
     rows, outcomes = [], []
     counts: list[int] = []  # seeds of the comparisons
     attacks = set(values_of(results, "attack")) - {"none"}
@@ -96,6 +97,7 @@ def noniid(results: Sequence[Result]) -> Verdict:
 
 
 def strong_attacks(results: Sequence[Result]) -> Verdict:
+    results = as_attacked(results)
     rows, outcomes = [], []
     counts: list[int] = []  # seeds of the comparisons
     for rule in values_of(results, "rule"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fedrep_lab.results import Result
@@ -30,6 +31,20 @@ def by_seed(results: Iterable[Result], metric: str = "best_accuracy", **settings
     for result in best_rate(select(results, **settings)):
         found.setdefault(result.cell.seed, []).append(float(result.metrics[metric]))
     return {seed: statistics.fmean(values) for seed, values in found.items()}
+
+
+def as_attacked(results: Iterable[Result]) -> list[Result]:
+    """For the question what attacks take: whoever an attack drove out of the finite numbers is left with nothing that was learnt.
+
+    Its best accuracy came before that, and would count as withstood. The model that nobody trained, whose accuracy is the first
+    one, stands for it, or the last accuracy if that is less. Cells without attack keep their best: losses are measured from it.
+    """
+    return [_fallen(one) if one.metrics.get("diverged") and one.cell.attackers else one for one in results]
+
+
+def _fallen(result: Result) -> Result:
+    seen = [float(point["accuracy"]) for point in result.history[:1]]
+    return replace(result, metrics={**result.metrics, "best_accuracy": min([float(result.metrics["final_accuracy"]), *seen])})
 
 
 def best_rate(results: Sequence[Result]) -> list[Result]:

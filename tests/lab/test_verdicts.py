@@ -13,6 +13,7 @@ import pytest
 from fedrep_lab.catalogue import load_experiment
 from fedrep_lab.cell import Cell
 from fedrep_lab.comparisons import FAILS, HOLDS, UNDECIDED, UNTESTED, Interval
+from fedrep_lab.figures import worst_cases
 from fedrep_lab.grids import Grid
 from fedrep_lab.report import Section
 from fedrep_lab.results import Result
@@ -237,6 +238,33 @@ def test_attacks_of_fewer_seeds_are_shown_by_their_own_cells_and_the_basis_is_th
     assert "(1 comparison, 1 seed)" in found.sentence
     two = seeded(0.78, (0.0, 0.04), rule="krum", attack="fang")
     assert "(2 comparisons, 1 to 2 seeds)" in judge("strong_attacks", "laptop", [*results, *two]).sentence
+
+
+def diverged(result: Result, last: float = 0.75) -> Result:
+    """Learnt at first, and left the finite numbers later."""
+    metrics = {**result.metrics, "diverged": True, "final_accuracy": last}
+    return replace(result, metrics=metrics, history=[{"round": 0, "accuracy": 0.1}, {"round": 50, "accuracy": last}])
+
+
+def test_an_attack_that_drives_training_out_of_the_finite_numbers_was_not_withstood() -> None:
+    results = [*seeded(0.8, rule="krum"), *seeded(0.79, rule="krum", attack="minmax")]
+    assert judge("strong_attacks", "laptop", results).status == HOLDS
+    broken = [diverged(one) if one.cell.attack == "minmax" else one for one in results]
+    found = judge("strong_attacks", "laptop", broken)
+    assert (found.status, found.rows[0]["minmax"]) == (FAILS, 0.1)
+    lower = [diverged(one, 0.02) if one.cell.attack == "minmax" else one for one in results]
+    assert judge("strong_attacks", "laptop", lower).rows[0]["minmax"] == 0.02
+    calm = [diverged(one) if one.cell.attack == "none" else one for one in results]
+    assert judge("strong_attacks", "laptop", calm).rows[0]["none"] == 0.8, "no attack took it"
+    ((least, attack),) = worst_cases(load_experiment("strong_attacks"), broken).values()
+    assert least == pytest.approx(0.1)
+    assert attack == "minmax"
+
+
+def test_table_1_does_not_call_a_method_robust_that_an_attack_made_diverge() -> None:
+    results = [*seeded(0.8, method="fedrep"), *map(diverged, seeded(0.79, method="fedrep", attack="alie"))]
+    (row,) = judge("table1", "laptop", results).rows
+    assert row["robust"] == "no"
 
 
 def test_table_1_says_how_many_seeds_its_comparisons_rest_on() -> None:
