@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import statistics
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedrep_lab.catalogue import Experiment
 from fedrep_lab.results import Result
@@ -66,8 +66,7 @@ def _curves(axis: Axes, experiment: Experiment, cells: list[Result], everything:
     order = _styles(everything, names)
     for text, members in sorted(lines.items(), key=lambda item: order.index(item[0])):
         chosen = best_rate(members)
-        epochs = [point["epoch"] for point in chosen[0].history]
-        by_epoch = list(zip(*(_accuracies(one, len(epochs)) for one in chosen), strict=True))
+        epochs, by_epoch = curve(chosen)
         (line,) = axis.plot(
             epochs,
             [statistics.fmean(values) for values in by_epoch],
@@ -85,9 +84,15 @@ def _curves(axis: Axes, experiment: Experiment, cells: list[Result], everything:
     axis.tick_params(labelsize=8)
 
 
+def curve(results: Sequence[Result]) -> tuple[list[float], list[tuple[float, ...]]]:
+    """The epochs of the longest training, and the accuracies of all trainings at each of them."""
+    epochs = max(([float(point["epoch"]) for point in one.history] for one in results), key=len)
+    return epochs, list(zip(*(_accuracies(one, len(epochs)) for one in results), strict=True))
+
+
 def _accuracies(result: Result, length: int) -> list[float]:
     """Training that left the finite numbers ended early; its last accuracy stands for the rest."""
-    found = [float(point["accuracy"]) for point in result.history][:length]
+    found = [float(point["accuracy"]) for point in result.history]
     return found + [found[-1]] * (length - len(found))
 
 
@@ -133,16 +138,16 @@ def _map_of_worst_cases(experiment: Experiment, results: Sequence[Result]) -> by
     figure, axes = _sheet(1)
     figure.set_size_inches(1.6 + 1.35 * len(columns), 1.0 + 0.42 * len(rows))
     axis = axes[0]
-    numbers = [[worst.get((row, column), (float("nan"), ""))[0] for column in columns] for row in rows]
+    numbers = [[worst[row, column].least if (row, column) in worst else float("nan") for column in columns] for row in rows]
     axis.imshow(numbers, cmap="gray", vmin=0.0, vmax=1.0, aspect="auto")
     for y, row in enumerate(rows):
         for x, column in enumerate(columns):
             if (row, column) in worst:
-                found, attack = worst[row, column]
+                found, attack, complete = worst[row, column]
                 axis.text(
                     x,
                     y,
-                    f"{found:.3f}\n{attack}",
+                    f"{found:.3f}{'' if complete else '*'}\n{attack}",
                     ha="center",
                     va="center",
                     fontsize=7,
@@ -150,18 +155,29 @@ def _map_of_worst_cases(experiment: Experiment, results: Sequence[Result]) -> by
                 )
     axis.set_xticks(range(len(columns)), columns, fontsize=7, rotation=20, ha="right")
     axis.set_yticks(range(len(rows)), [row.partition(" = ")[2] for row in rows], fontsize=8)
-    axis.set_title("least accuracy over all attacks, and the attack", fontsize=9)
+    told = "" if all(square.complete for square in worst.values()) else "\n* not all of the map's attacks were run"
+    axis.set_title(f"least accuracy over all attacks, and the attack{told}", fontsize=9)
     return _png(figure)
 
 
-def worst_cases(experiment: Experiment, results: Sequence[Result]) -> dict[tuple[str, str], tuple[float, str]]:
+class Square(NamedTuple):
+    least: float
+    attack: str
+    complete: bool  # every attack that the map knows was run here
+
+
+def worst_cases(experiment: Experiment, results: Sequence[Result]) -> dict[tuple[str, str], Square]:
     """By row and column of the map: the least mean over the attacks, and which attack it is of."""
     drawn = experiment.figure
-    worst: dict[tuple[str, str], tuple[float, str]] = {}
+    found: dict[tuple[str, str], dict[str, float]] = {}
     for (row, column, attack), members in _by_attack(as_attacked(results), drawn.x, drawn.lines).items():
-        found = statistics.fmean(float(one.metrics[drawn.y]) for one in best_rate(members))
-        worst[row, column] = min(worst.get((row, column), (2.0, "")), (found, attack))
-    return worst
+        mean = statistics.fmean(float(one.metrics[drawn.y]) for one in best_rate(members))
+        found.setdefault((row, column), {})[attack] = mean
+    attacks = {attack for means in found.values() for attack in means}
+    return {
+        place: Square(*min((mean, attack) for attack, mean in means.items()), set(means) == attacks)
+        for place, means in found.items()
+    }
 
 
 def _by_attack(results: Sequence[Result], x: str, lines: Sequence[str]) -> dict[tuple[str, str, str], list[Result]]:

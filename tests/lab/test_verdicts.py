@@ -13,7 +13,7 @@ import pytest
 from fedrep_lab.catalogue import load_experiment
 from fedrep_lab.cell import Cell
 from fedrep_lab.comparisons import FAILS, HOLDS, UNDECIDED, UNTESTED, Interval
-from fedrep_lab.figures import worst_cases
+from fedrep_lab.figures import curve, draw, worst_cases
 from fedrep_lab.grids import Grid
 from fedrep_lab.report import Section
 from fedrep_lab.results import Result
@@ -256,9 +256,26 @@ def test_an_attack_that_drives_training_out_of_the_finite_numbers_was_not_withst
     assert judge("strong_attacks", "laptop", lower).rows[0]["minmax"] == 0.02
     calm = [diverged(one) if one.cell.attack == "none" else one for one in results]
     assert judge("strong_attacks", "laptop", calm).rows[0]["none"] == 0.8, "no attack took it"
-    ((least, attack),) = worst_cases(load_experiment("strong_attacks"), broken).values()
-    assert least == pytest.approx(0.1)
-    assert attack == "minmax"
+    (square,) = worst_cases(load_experiment("strong_attacks"), broken).values()
+    assert square.least == pytest.approx(0.1)
+    assert square.attack == "minmax"
+
+
+def test_the_map_marks_squares_that_were_spared_an_attack() -> None:
+    experiment = load_experiment("strong_attacks")
+    results = [made_up(0.8, rule=rule, attack=attack) for rule in ("krum", "median") for attack in ("none", "fang", "minmax")]
+    assert all(square.complete for square in worst_cases(experiment, results).values())
+    squares = worst_cases(experiment, results[:-1])
+    assert {row: square.complete for (row, _), square in squares.items()} == {"rule = krum": True, "rule = median": False}
+    drawn = draw(experiment, results[:-1])
+    assert drawn is not None
+    assert drawn != draw(experiment, results), "the same least accuracies, one of them marked"
+
+
+def test_a_curve_is_as_long_as_the_longest_training_of_its_seeds() -> None:
+    points = [{"epoch": float(epoch), "accuracy": accuracy} for epoch, accuracy in enumerate((0.1, 0.5, 0.8))]
+    short, whole = replace(made_up(0.5), history=points[:2]), replace(made_up(0.8, seed=1), history=points)
+    assert curve([short, whole]) == ([0.0, 1.0, 2.0], [(0.1, 0.1), (0.5, 0.5), (0.5, 0.8)])
 
 
 def test_table_1_does_not_call_a_method_robust_that_an_attack_made_diverge() -> None:
