@@ -7,6 +7,7 @@ repository.
 from __future__ import annotations
 
 import base64
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,6 +116,12 @@ class Section:
         """The share of rounds in which the rule had no effect, so that it was the plain mean."""
         found = [float(result.metrics["rule_inactive"]) for result in self.results if "rule_inactive" in result.metrics]
         return max(found, default=0.0)
+
+    @property
+    def sources(self) -> str:
+        """Which versions of the sources the cells came from: they are not run again when the sources change."""
+        counts = Counter(str(result.code.get("sources", "unknown")) for result in self.results)
+        return ", ".join(f"{digest} ({count} cell{'s' * (count > 1)})" for digest, count in sorted(counts.items()))
 
     @property
     def diverged(self) -> int:

@@ -65,3 +65,13 @@ def test_where_nothing_was_run_as_the_preset_asks_all_is_judged_and_the_page_say
     assert "alie: min and honest" in page
     assert "These are not the preset's settings" in page
     assert "These are not the preset's settings" in (tmp_path / "report.html").read_text()
+
+
+def test_the_page_of_a_claim_names_the_versions_of_the_sources_that_its_cells_came_from(tmp_path: Path) -> None:
+    first, *rest = attended(tmp_path)
+    metrics = {"applied": 1.0, "contributing": 1.0}
+    keep(tmp_path, "attendance", [first], metrics=metrics, code={"sources": "bbbb"})
+    keep(tmp_path, "attendance", [replace(first, rounds=1)], metrics=metrics, code={"sources": "cccc"})
+    _, page = reported(tmp_path, "attendance")
+    assert f"Versions of the sources: aaaa ({len(rest)} cells), bbbb (1 cell)." in page
+    assert f"Versions of the sources: aaaa ({len(rest)} cells), bbbb (1 cell)." in (tmp_path / "report.html").read_text()
