@@ -326,5 +326,8 @@ def judge(name: str, preset: str, results: Sequence[Result], grid: Grid | None =
     left = grid.not_run(results) if grid is not None else 0
     if grid is None or not left:
         return found
-    sentence = f"{found.sentence} {left} of the {len(grid)} planned cells {'have' if left > 1 else 'has'} not been run."
+    what = f"{left} of the {len(grid)} planned cells {'have' if left > 1 else 'has'} not been run."
+    if left == len(grid):
+        what = f"None of the {len(grid)} planned cells has been run, only others."
+    sentence = f"{found.sentence} {what}"
     return Verdict(UNDECIDED if found.status == HOLDS else found.status, sentence, found.rows)

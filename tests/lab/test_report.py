@@ -63,6 +63,7 @@ def test_where_nothing_was_run_as_the_preset_asks_all_is_judged_and_the_page_say
     _, page = reported(tmp_path, "coordinates")
     assert "rounds 150" in page
     assert "alie: min and honest" in page
+    assert "None of the 36 planned cells has been run, only others." in page
     assert "These are not the preset's settings" in page
     assert "These are not the preset's settings" in (tmp_path / "report.html").read_text()
 
