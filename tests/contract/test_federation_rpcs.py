@@ -109,6 +109,12 @@ GET_CERTIFICATES = simple("GetCertificates", "GetCertificatesRequest") | {
         ),
         TOO_LARGE,
     ),
+    "a certificate twice": (
+        lambda at: at.last.stub.GetCertificates(
+            pb.GetCertificatesRequest(run=at.first.run, fingerprints=[at.manifest.roster[0].fingerprint] * 2), timeout=SECONDS
+        ),
+        ("INVALID_ARGUMENT", "MALFORMED"),
+    ),
 }
 
 PROPOSE: dict[str, tuple[Call, Refused]] = {

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from fedrep.errors import DecodeError
+from fedrep.errors import DecodeError, LimitError
 from fedrep.wire.methods import Method
 from fedrep.wire.v1 import federation_pb2 as pb
-from fedrep_server.calls.play import AHEAD, AT_A_TIME, CALLS_AT_ONCE, PER_PART, Stream
+from fedrep_identity.certificates import Role
+from fedrep_server.calls.interceptor import Coding, Gate, _Call
+from fedrep_server.calls.limits import Turnstile
+from fedrep_server.calls.play import AHEAD, ANSWERS_AHEAD, AT_A_TIME, CALLS_AT_ONCE, PER_PART, Stream
 
 SECONDS = 60.0
 CONTEXT = SimpleNamespace(auth_context=dict)
@@ -29,7 +32,7 @@ async def one_by_one(*requests: pb.PlayRequest) -> AsyncIterator[pb.PlayRequest]
         yield request
 
 
-async def hold(method: Method, request: Any, context: Any) -> AsyncIterator[bytes]:
+async def hold(method: Method, request: Any, context: Any) -> AsyncGenerator[bytes, None]:
     """Reads nothing of its request, and never answers."""
     await asyncio.Event().wait()
     yield b""
@@ -39,7 +42,7 @@ def test_parts_without_bytes_are_read_no_faster_than_their_handler_takes_them() 
     many = 4 * AHEAD // PER_PART
     go_on, all_read = asyncio.Event(), asyncio.Event()
 
-    async def serve(method: Method, request: Any, context: Any) -> AsyncIterator[bytes]:
+    async def serve(method: Method, request: Any, context: Any) -> AsyncGenerator[bytes, None]:
         await go_on.wait()
         taken = [part async for part in request]
         assert len(taken) == many
@@ -109,7 +112,7 @@ def test_everybody_has_a_turn_while_a_message_of_many_is_read() -> None:
 
 @pytest.mark.parametrize("together", [True, False], ids=["in one message", "in the next of the same"])
 def test_calls_that_are_cancelled_before_they_began_leave_their_room_to_others(together: bool) -> None:
-    async def serve(method: Method, request: Any, context: Any) -> AsyncIterator[bytes]:
+    async def serve(method: Method, request: Any, context: Any) -> AsyncGenerator[bytes, None]:
         yield b""
 
     begun = [pb.PlayRequest(call=1 + number, method="Attend", cancelled=together) for number in range(CALLS_AT_ONCE)]
@@ -117,3 +120,57 @@ def test_calls_that_are_cancelled_before_they_began_leave_their_room_to_others(t
     last = pb.PlayRequest(call=CALLS_AT_ONCE + 1, method="Attend", message=b"", last=True)
     first = pb.PlayRequest(call=begun[0].call, method="Attend", cancelled=together, more=[*begun[1:], *cancelled])
     assert asyncio.run(answered(Stream(serve, CONTEXT), one_by_one(first, last))) == [CALLS_AT_ONCE + 1]
+
+
+@pytest.mark.parametrize("method", ["GetCertificates", "GetUpdate"], ids=["one answer", "an answer in parts"])
+def test_who_reads_no_answers_is_not_read_from_and_leaves_nothing_behind(method: str) -> None:
+    begun = 0
+
+    async def serve(method: Method, request: Any, context: Any) -> AsyncGenerator[bytes, None]:
+        nonlocal begun
+        begun += 1
+        yield b"answer"
+
+    async def requests() -> AsyncIterator[pb.PlayRequest]:
+        for number in range(1, 10 * CALLS_AT_ONCE):
+            yield pb.PlayRequest(call=number, method=method, message=b"", last=True)
+
+    async def scenario() -> None:
+        playing = Stream(serve, CONTEXT).play(requests())
+        await anext(playing)
+        for _ in range(40 * CALLS_AT_ONCE):
+            await asyncio.sleep(0)
+        assert begun <= 2 * ANSWERS_AHEAD + 1 + CALLS_AT_ONCE, "answers that nobody takes pile up"
+        await cast(AsyncGenerator[Any, None], playing).aclose()
+        assert asyncio.all_tasks() == {asyncio.current_task()}, "what waits to be answered outlives the stream"
+
+    asyncio.run(scenario())
+
+
+def test_a_call_counts_as_open_until_its_answer_is_taken() -> None:
+    turnstile = Turnstile(at_once=1, per_second=100.0)
+    peer = SimpleNamespace(identity=SimpleNamespace(name="silo-a", role=Role.SILO))
+    gate = SimpleNamespace(
+        admit=lambda *_: peer,
+        turnstile=turnstile,
+        opened=lambda _: None,
+        closed=lambda _: None,
+        alone={},
+        meter=SimpleNamespace(called=lambda _: None),
+    )
+    stream = cast(_Call, SimpleNamespace(presented=None, count_elsewhere=lambda *_: None))
+
+    async def answer(request: bytes, context: Any) -> bytes:
+        return b"answer"
+
+    async def scenario() -> None:
+        call = _Call(cast(Gate, gate), "GetCertificates", (), Coding(bytes, bytes), CONTEXT, within=stream)
+        answers = call.single(answer, b"")
+        assert await anext(answers) == b"answer"
+        with pytest.raises(LimitError, match="calls open"):
+            turnstile.enter("silo-a", call._started)
+        call.cut(LimitError("it would be lost"))
+        assert [each async for each in answers] == []
+        turnstile.enter("silo-a", call._started)
+
+    asyncio.run(scenario())

@@ -189,7 +189,7 @@ class Gate(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             self._handlers[method] = self._wrapped(handler, method, _ROLES.get(method, ()))
         return self._handlers[method]
 
-    def carried(self, served: Carried, request: Any, context: Context) -> AsyncIterator[bytes]:
+    def carried(self, served: Carried, request: Any, context: Context) -> AsyncGenerator[bytes, None]:
         """A call within Play: the same gate as for one that comes alone."""
         call = _Call(self, served.method, _ROLES[served.method], served.coding, context, within=_notes.get().call)
         return call.stream(served.behaviour, request) if served.gives_parts else call.single(served.behaviour, request)
@@ -316,12 +316,18 @@ class _Call:
         self._finish("OK")
         return response
 
-    async def single(self, behaviour: Callable[..., Awaitable[Any]], request: Any) -> AsyncIterator[bytes]:
-        response = await self.unary(behaviour, request)
-        if response is not None:
+    async def single(self, behaviour: Callable[..., Awaitable[Any]], request: Any) -> AsyncGenerator[bytes, None]:
+        """The same within Play. It counts as open until its answer is taken, which nothing cuts any more: it is all there."""
+        try:
+            self._admit()
+            response = self._sent(await behaviour(self._received(request), self._context))
+            self._task = None
             yield response
+        except BaseException as error:
+            await self._ended_by(error)
+        self._finish("OK")
 
-    async def stream(self, behaviour: Callable[..., AsyncGenerator[Any, None]], request: Any) -> AsyncIterator[bytes]:
+    async def stream(self, behaviour: Callable[..., AsyncGenerator[Any, None]], request: Any) -> AsyncGenerator[bytes, None]:
         try:
             self._admit()
             async with aclosing(behaviour(self._received(request), self._context)) as responses:

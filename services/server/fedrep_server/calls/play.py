@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing
 from types import EllipsisType
 from typing import Any, NoReturn
 
@@ -54,7 +55,7 @@ class InnerContext:
 
 
 # What serves one call: (method, request or its parts, context), answered with encoded messages.
-Serve = Callable[[Method, Any, InnerContext], AsyncIterator[bytes]]
+Serve = Callable[[Method, Any, InnerContext], AsyncGenerator[bytes, None]]
 
 
 class InnerCall:
@@ -212,18 +213,27 @@ class Stream:
             raise LimitError("this caller goes on sending to calls that have ended; open a new stream", reason="TOO_LATE")
 
     async def _answer(self, call: InnerCall) -> None:
+        """The call keeps its room until its answer is taken: who reads none is soon not read from either."""
         call.has_begun = True
-        last: bytes | None = None
         try:
-            request = call.received() if call.method.takes_parts else await call.next()
-            async for message in self._serve(call.method, request, self._context):
+            try:
+                await self._give_answer(call)
+            except CallRefusedError as refused:
+                await self._answers.put(pb.PlayResponse(call=call.number, last=True, status=refused.status))
+            self._late = 0
+        finally:
+            self._release(call)
+
+    async def _give_answer(self, call: InnerCall) -> None:
+        """What is the whole answer leaves while the call is still counted as its caller's."""
+        last: bytes | None = None
+        request = call.received() if call.method.takes_parts else await call.next()
+        async with aclosing(self._serve(call.method, request, self._context)) as messages:
+            async for message in messages:
                 if last is not None:  # one behind, so that the last part can say that it is the last
                     await self._answers.put(pb.PlayResponse(call=call.number, message=last))
                 last = message
-            answer = pb.PlayResponse(call=call.number, message=last, last=True)
-        except CallRefusedError as refused:
-            answer = pb.PlayResponse(call=call.number, last=True, status=refused.status)
-        finally:
-            self._release(call)
-        self._late = 0
-        await self._answers.put(answer)
+                if not call.method.gives_parts:
+                    await self._answers.put(pb.PlayResponse(call=call.number, message=message, last=True))
+        if call.method.gives_parts:
+            await self._answers.put(pb.PlayResponse(call=call.number, message=last, last=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -106,6 +106,8 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
         self._run(request.run)
         if len(request.fingerprints) > MAX_HOLDERS:
             raise DecodeError(f"a roster has at most {MAX_HOLDERS} certificates; ask for fewer at once", reason="TOO_LARGE")
+        if len(set(request.fingerprints)) < len(request.fingerprints):
+            raise DecodeError("a fingerprint is named twice; ask for each certificate once")
         return pb.GetCertificatesResponse(
             certificates=[self._coordinator.certificate(fingerprint) for fingerprint in request.fingerprints]
         )
@@ -189,7 +191,7 @@ class FederationServicer(federation_pb2_grpc.FederationServiceServicer):
     def Play(self, request_iterator: AsyncIterator[pb.PlayRequest], context: Context) -> AsyncIterator[pb.PlayResponse]:
         return Stream(self._carry, context).play(request_iterator)
 
-    def _carry(self, method: Method, request: Any, context: Any) -> AsyncIterator[bytes]:
+    def _carry(self, method: Method, request: Any, context: Any) -> AsyncGenerator[bytes, None]:
         return self._gate.carried(self._carried[method.name], request, context)
 
     def _alike(self, method: Method) -> Carried:
