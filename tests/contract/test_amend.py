@@ -17,7 +17,8 @@ from fedrep.wire.v1.observer_pb2_grpc import ObserverServiceStub
 from fedrep_cli.main import main
 from fedrep_identity.certificates import Role
 from fedrep_runtime.run_config import sign_run
-from tests.harness.live_server import OUTSIDER, SILOS, LiveServer, refusal
+from fedrep_server.rounds import waiting
+from tests.harness.live_server import OUTSIDER, SILOS, LiveServer, refusal, wait_until
 
 
 def request(server: LiveServer, manifest: RunManifest, signer: str = "admin") -> pb.AmendRunRequest:
@@ -48,6 +49,22 @@ def test_an_amendment_that_is_not_signed_by_the_caller_or_changes_more_is_refuse
         assert refusal(lambda call=call: admin.AmendRun(call)) == expected
         assert server.snapshot(run_name) == before
         assert server.driver(run_name).amendment is None
+
+
+def test_an_amendment_that_was_taken_is_found_by_its_hash_although_its_admin_has_gone(server: LiveServer, run_name: str) -> None:
+    server.create_run(run_name)
+    driver, new = server.driver(run_name), amended(server.driver(run_name).manifest, [OUTSIDER], [], 0)
+    turn = driver._interpreter.lock
+    admin: Any = ObserverServiceStub(server.channel("admin"))  # type: ignore[no-untyped-call]
+    server.loop.call_soon_threadsafe(turn.take)  # a round is being committed
+    wait_until(lambda: not turn.is_free)
+    call = admin.AmendRun.future(request(server, new))
+    wait_until(lambda: turn._waiters)
+    call.cancel()
+    wait_until(lambda: not any(each._method.endswith("AmendRun") for each in list(server.running.gate._open)))
+    server.loop.call_soon_threadsafe(turn.give)
+    wait_until(lambda: driver.amendment is not None and not waiting._carried)
+    assert server.running.coordinator.run_hashed(new.digest()) is driver
 
 
 def test_the_command_signs_a_list_for_the_next_epoch(

@@ -34,6 +34,7 @@ from fedrep_server.rounds.records import FLOAT_BYTES, RunRecords
 from fedrep_server.rounds.report_desk import ReportDesk
 from fedrep_server.rounds.run_driver import RunDriver
 from fedrep_server.rounds.seal import Seal
+from fedrep_server.rounds.waiting import carried_through
 from fedrep_server.rounds.watchers import Watchers
 from fedrep_server.store import NewEvent, NewModel, Report, Store, StoredRun
 
@@ -245,6 +246,11 @@ class Coordinator:
         problems = await asyncio.to_thread(preflight, signed.manifest)
         if problems:
             raise SettingsError("the amended run cannot work: " + "; ".join(problems), reason="PREFLIGHT")
+        await self._take_amendment(driver, signed)
+
+    @carried_through
+    async def _take_amendment(self, driver: RunDriver, signed: SignedRunManifest) -> None:
+        """Both or neither: silos whose list is in force under a hash that nobody finds could only wait for a restart."""
         await driver.amend(signed)
         self._add(driver)
 
