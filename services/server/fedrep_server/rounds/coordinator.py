@@ -15,7 +15,7 @@ from fedrep.errors import ConflictError, CryptoError, InvalidInputError, NotFoun
 from fedrep.protocol.announcement import Dice
 from fedrep.protocol.best import Best
 from fedrep.protocol.goals import Goals
-from fedrep.protocol.manifests import SignedRunManifest, SiloName, run_manifest_message
+from fedrep.protocol.manifests import RunManifest, SignedRunManifest, SiloName, run_manifest_message
 from fedrep.protocol.messages import SignedRollback
 from fedrep.protocol.model_state import ServerModel
 from fedrep.protocol.preflight import preflight
@@ -93,7 +93,11 @@ class Coordinator:
 
     async def create_run(self, signed: SignedRunManifest, options: observer.RunOptions, vector: bytes | bytearray) -> None:
         """After a rehearsal that found nothing."""
-        model = await asyncio.to_thread(_initial_model, signed, vector)
+        await self._create(signed, options, await asyncio.to_thread(_initial_model, signed, vector))
+
+    @carried_through
+    async def _create(self, signed: SignedRunManifest, options: observer.RunOptions, model: ServerModel) -> None:
+        """To its end once it has begun: a run on disk that nobody finds would only be in the way of the next try."""
         async with self._creating:
             if signed.manifest.name in self._drivers:
                 raise _name_taken(signed.manifest.name)
@@ -110,7 +114,11 @@ class Coordinator:
         return preflight(signed.manifest)
 
     def _created(self, signed: SignedRunManifest, options: observer.RunOptions, model: ServerModel) -> RunDriver:
+        """The model's file is written when nobody else has the name: it would take the place of the other's."""
         manifest, state, seed = signed.manifest, model.state, secrets.token_bytes(32)
+        before = self._created_before(manifest)
+        if before is not None:
+            return before
         progress = RunProgress.first(manifest, model)
         driver = self._driver(signed, self._records(signed, options, seed), progress)
         self.models.put(manifest.name, 0, state.vector, model.residual, state.hash, state.chain)
@@ -129,13 +137,23 @@ class Coordinator:
         try:
             self.store.create_run(stored, NewModel(0, state.hash, state.chain, FLOAT_BYTES * state.vector.size), [created])
         except ConflictError:
-            there = self.store.run(manifest.name)
-            if there.deleted_at is not None:
-                raise _name_spent(manifest.name) from None
-            if there.run != stored.run:
+            before = self._created_before(manifest)
+            if before is None:
                 raise
-            return self._restored(there)  # created before, and the word of it was lost
+            return before
         return driver
+
+    def _created_before(self, manifest: RunManifest) -> RunDriver | None:
+        """The very same run, if the word of its creation was lost."""
+        try:
+            there = self.store.run(manifest.name)
+        except NotFoundError:
+            return None
+        if there.deleted_at is not None:
+            raise _name_spent(manifest.name)
+        if there.run != manifest.digest():
+            raise _name_taken(manifest.name)
+        return self._restored(there)
 
     def _records(self, signed: SignedRunManifest, options: observer.RunOptions, seed: bytes) -> RunRecords:
         return RunRecords(
@@ -254,6 +272,7 @@ class Coordinator:
         await driver.amend(signed)
         self._add(driver)
 
+    @carried_through
     async def delete_run(self, driver: RunDriver) -> None:
         """For good, and only when it is over. The database first: models that are left by a crash go at the next start."""
         if driver.state not in (RunState.FINISHED, RunState.STOPPED):

@@ -86,6 +86,14 @@ def damaged(where: str) -> StoreUnavailableError:
     )
 
 
+def another_model(run: str, version: int) -> StoreUnavailableError:
+    return StoreUnavailableError(
+        f"The stored model of version {version} of {run!r} is not the one that the database names. "
+        "Restore it from a backup or roll back.",
+        reason="MODEL_DAMAGED",
+    )
+
+
 def checksum(model: StoredModel, like: bytes = BLAKE3) -> bytes:
     """Over all that the model's own hash does not cover. 32 bytes are SHA-256, by earlier releases."""
     label = f"{model.version}/{model.hash.hex()}/{model.chain.hex()}/".encode()

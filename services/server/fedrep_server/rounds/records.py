@@ -28,7 +28,7 @@ from fedrep.wire import codec
 from fedrep.wire.v1 import federation_pb2 as pb
 from fedrep.wire.v1 import observer_pb2 as observer
 from fedrep_server.rounds.model_steps import CHECKPOINT_EVERY, StoredStep
-from fedrep_server.rounds.model_store import ModelStore, StoredModel
+from fedrep_server.rounds.model_store import ModelStore, StoredModel, another_model
 from fedrep_server.rounds.round_row import Clock, ledger_entries, round_row
 from fedrep_server.store import (
     NewEvent,
@@ -183,6 +183,8 @@ class RunRecords:
         """What a restart finds."""
         kept = stored.progress
         file = self.model(kept.model_version)
+        if (file.hash, file.chain) != (kept.model_hash, kept.chain):
+            raise another_model(self.name, kept.model_version)
         amendments, amended = codec.amendments_from_wire(pb.Amendments.FromString(kept.amendments or b""))
         return RunProgress(
             RunState(stored.state),
