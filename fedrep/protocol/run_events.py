@@ -128,14 +128,15 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class CountUnknown:
-    """The totals could not be read, or what they led to could not be saved: both are tried again after the next round."""
+    """The totals could not be read, or what they led to could not be saved: both are tried again before a round opens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restarted:
-    """The server is back; `open_round` is the number that was given out last."""
+    """The server is back; `open_round` is the number that was given out last. `counted` if no goal can have been missed."""
 
     open_round: int
+    counted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

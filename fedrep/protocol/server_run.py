@@ -84,8 +84,8 @@ from fedrep.protocol.server_rules import check_promise, check_rollback
 
 Sign = Callable[[RoundManifest], SignedRoundManifest]
 
-# Every change of a run's state. RoundDue needs a quorum besides, and Counted a goal that is reached. A run whose signed numbers
-# are used up is FINISHED when its next round would be due.
+# Every change of a run's state. RoundDue needs a quorum besides, and totals that were counted since the last round; Counted needs
+# a goal that is reached. A run whose signed numbers are used up is FINISHED when its next round would be due.
 STATES: dict[tuple[RunState, type[RunEvent]], RunState] = {
     (RunState.WAITING, RoundDue): RunState.RUNNING,
     (RunState.WAITING, Pause): RunState.PAUSED,
@@ -119,6 +119,7 @@ class ServerRun:
         self._asked: tuple[Save, RunProgress] | None = None
         self._broken: dict[SiloName, int] = {}
         self._losses = 0
+        self._is_counted = progress.last_round == 0  # whether a goal could be reached that nobody knows of
 
     @property
     def rules(self) -> RunManifest:
@@ -168,7 +169,7 @@ class ServerRun:
             case Counted():
                 return self._judge(event)
             case CountUnknown():
-                return self._gather(at_once=True)
+                return [Gather(True)] if self._may_count() else []
             case Restarted():
                 return self._start_again(event)
             case Saved():
@@ -338,6 +339,8 @@ class ServerRun:
             return []
         if before.last_round >= self.rules.rounds:
             return self._finish(f"round {self.rules.rounds} was the last")
+        if self._may_count() and not self._is_counted:
+            return [Count()]
         if len(roster) < self.rules.quorum:
             return []
         amended = before.amended_for(number)
@@ -409,20 +412,27 @@ class ServerRun:
             after = after.amended_for(before.last_round + 1)
         return self._ask(KeepAttendance(after, Noted("amended", text, severity="info", round=current)))
 
+    def _may_count(self) -> bool:
+        return self.open is None and (self.progress.state, Counted) in STATES
+
     def _judge(self, counted: Counted) -> list[RunEffect]:
+        """A goal ends only a run that runs: of a paused one the totals are counted again when it goes on."""
+        if not self._may_count():
+            return []
         reason = self._goals.reached(counted.totals, self.progress.last_round)
-        if (self.progress.state, Counted) not in STATES or reason is None:
-            return self._gather(at_once=True)
-        return self._finish(reason)
+        self._is_counted = reason is None
+        return self._gather(at_once=True) if reason is None else self._finish(reason)
 
     def _finish(self, reason: str) -> list[RunEffect]:
         state = RunState.FINISHED
         return self._ask(KeepState(replace(self.progress, state=state, reason=reason), _state_line(state, reason)))
 
     def _start_again(self, event: Restarted) -> list[RunEffect]:
+        """The server may have died before it counted the last round, or wrote what followed from that."""
         self.progress = self.progress.after_restart()
+        self._is_counted = self._is_counted or event.counted
         if event.open_round <= self.progress.last_round:
-            return self._open_round() if self.progress.last_round >= self.rules.rounds else []
+            return self._open_round() if self._may_count() and not self._is_counted else []
         closed = _amended(skip_after_restart(self.rules, event.open_round, self.progress))
         return self._ask(CommitRound(closed, (closed.line(),)))
 
@@ -440,7 +450,7 @@ class ServerRun:
                 self.open = save.round
                 return [Announced(save), self._timer(save.round.signed.manifest, Phase.PROPOSE)]
             case CommitRound():
-                self.open, self.latest = None, save.closed.update
+                self.open, self.latest, self._is_counted = None, save.closed.update, False
                 return [Answered(save), Count()]
             case KeepState() if self.open is not None and self.progress.state is RunState.STOPPED:
                 return self._play(Aborted(self.progress.reason))

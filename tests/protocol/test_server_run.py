@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fedrep.errors import FedrepError, OutOfPhaseError, UnknownSiloError, WrongRoundError
+from fedrep.protocol.announcement import Dice
 from fedrep.protocol.goals import Goals, Totals
 from fedrep.protocol.manifests import RoundManifest, RunHash, SiloName
 from fedrep.protocol.messages import Aborted, Confirmation, Outcome, Phase
@@ -47,7 +48,7 @@ from fedrep.protocol.run_events import (
 from fedrep.protocol.run_progress import RunState
 from fedrep.protocol.server_run import STATES, ServerRun
 from tests.protocol.federation import Silo
-from tests.protocol.played_run import Interpreter, MemoryDisk, PlayedRun
+from tests.protocol.played_run import Interpreter, MemoryDisk, PlayedRun, unsigned
 
 
 def four(**changes: object) -> PlayedRun:
@@ -491,6 +492,57 @@ def test_totals_that_cannot_be_read_do_not_stop_the_run() -> None:
     run.play_all()
     run.join()
     assert run.interpreter.machine.receive(CountUnknown()) == [Gather(True)]
+
+
+class Uncounting(Interpreter):
+    """Its database never says the totals."""
+
+    def _carry_out(self, effects: Iterable[RunEffect]) -> None:
+        super()._carry_out(effect for effect in effects if not isinstance(effect, Count))
+
+
+@pytest.mark.parametrize("spent", [0.5, 1.0], ids=["less than the budget", "the budget"])
+def test_no_round_opens_before_the_totals_of_the_last_one_are_known(spent: float) -> None:
+    run = four()
+    machine = run.serve(the_disk(run).copy(), Uncounting).machine
+    machine._goals = Goals(run.run.rounds, epsilon=1.0)
+    run.play_all()
+    run.join()
+    assert machine.receive(CountUnknown()) == [Gather(True)]
+    for _ in range(2):
+        assert machine.receive(RoundDue()) == [Count()]
+    effects = machine.receive(Counted(Totals(1, None, spent)))
+    if spent < 1.0:
+        assert effects == [Gather(True)]
+        assert isinstance(the_save(machine.receive(RoundDue())), OpenRound)
+    else:
+        assert isinstance(the_save(effects), KeepState)
+        assert machine.receive(RoundDue()) == [Count()], "the end is not on disk yet"
+
+
+@pytest.mark.parametrize("spent", [0.5, 1.0], ids=["less than the budget", "the budget"])
+def test_a_server_that_starts_counts_before_anything_else(spent: float) -> None:
+    run = four()
+    run.play_all()
+    progress, was_open = the_disk(run).read()
+    machine = ServerRun(run.run, progress, Dice(bytes(32)), unsigned, Goals(run.run.rounds, epsilon=1.0))
+    assert machine.receive(Restarted(was_open)) == [Count()]
+    effects = machine.receive(Counted(Totals(1, None, spent)))
+    assert [type(effect) for effect in effects] == ([KeepState] if spent == 1.0 else [])
+
+
+def test_a_run_that_was_paused_while_it_reached_its_goal_ends_when_it_goes_on() -> None:
+    run = four()
+    run.interpreter.machine._goals = Goals(run.run.rounds, epsilon=1.0)
+    run.join()
+    run.open_round()
+    run.interpreter.tell(Pause("look"))
+    for phase in (run.propose, run.submit, run.confirm, run.reveal):
+        for silo in run.members:
+            phase(silo)
+    run.finish()
+    run.interpreter.tell(Resume())
+    assert run.interpreter.machine.receive(RoundDue()) == [Count()]
 
 
 def test_a_run_ends_by_itself_after_its_rounds() -> None:

@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 from fedrep.errors import StoreUnavailableError
+from fedrep.protocol.run_progress import RunState
 from fedrep.wire import codec
+from fedrep_runtime.run_config import StopConfig
 from fedrep_server.rounds import records
+from fedrep_server.rounds.interpreter import EndedRound
 from fedrep_server.store import Store
 from tests.harness.live_server import SILOS, STEP, LiveServer, joined, wait_for_round, wait_until
 from tests.harness.mini_silo import play_round
@@ -41,6 +44,19 @@ class Faulty:
             raise StoreUnavailableError("the database went away")
 
         return failing
+
+
+class Failures:
+    """Counts how often the database did not take the start or the end of a round."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def round_ended(self, ended: EndedRound) -> None:
+        assert ended.run == RUN
+
+    def commit_failed(self) -> None:
+        self.count += 1
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +108,34 @@ def test_a_round_opens_although_its_number_was_asked_for_in_vain(live: LiveServe
     play_round(silos, wait_for_round(live, RUN), STEP)
     assert faulty.failed
     assert totals(live)[:3] == (1, 0, 1)
+
+
+@pytest.mark.parametrize("method", ["summary", "set_run_state"], ids=["the totals", "the end of the run"])
+def test_a_budget_that_is_used_up_ends_the_run_although_the_database_fails_meanwhile(live: LiveServer, method: str) -> None:
+    live.create_run(RUN, stop=StopConfig(epsilon_budget=1e-6))
+    silos = joined(live, RUN)
+    first = wait_for_round(live, RUN)
+    faulty = breaks(live, method, early=True)
+    play_round(silos, first, STEP)
+    wait_until(lambda: live.driver(RUN).state is RunState.FINISHED)
+    assert faulty.failed
+    assert totals(live)[:3] == (1, 0, 1)
+
+
+def test_while_the_totals_cannot_be_read_no_round_opens_and_then_the_next_does(live: LiveServer) -> None:
+    live.create_run(RUN)
+    silos = joined(live, RUN)
+    first = wait_for_round(live, RUN)
+    faulty = breaks(live, "summary", early=True)
+    faulty.for_good = True
+    failures = Failures()
+    live.driver(RUN)._interpreter._listeners = [failures]
+    play_round(silos, first, STEP)
+    wait_until(lambda: failures.count)
+    assert live.driver(RUN).open is None
+    faulty.for_good = False
+    play_round(silos, wait_for_round(live, RUN, after=1), STEP)
+    assert totals(live)[:3] == (2, 0, 2)
 
 
 @pytest.mark.parametrize("method", ["retire_models", "forget_past"])

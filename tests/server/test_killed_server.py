@@ -14,7 +14,7 @@ from fedrep.protocol.goals import Totals
 from fedrep.protocol.manifests import SignedRunManifest
 from fedrep.protocol.messages import Update
 from fedrep.protocol.run_effects import Save
-from fedrep.protocol.run_progress import RunProgress
+from fedrep.protocol.run_progress import RunProgress, RunState
 from fedrep.wire.v1 import observer_pb2
 from fedrep_identity.authority import CertificateAuthority, issue_credentials
 from fedrep_identity.certificates import Credentials, Identity, Role
@@ -86,9 +86,9 @@ class Server:
         models = cast(ModelStore, Watched(FolderModelStore(folder / "models"), moment, lost))
         self.coordinator = Coordinator(settings, store, models, Credentials.load(credentials))
 
-    def create(self, run: PlayedRun) -> RunDriver:
+    def create(self, run: PlayedRun, **options: Any) -> RunDriver:
         signed = SignedRunManifest(run.run, "admin", b"", b"")
-        return self.coordinator._created(signed, observer_pb2.RunOptions(), run.model)
+        return self.coordinator._created(signed, observer_pb2.RunOptions(**options), run.model)
 
     def resume(self, run: PlayedRun) -> RunDriver:
         return self.coordinator._restored(self.store.run(run.run.name))
@@ -156,3 +156,26 @@ def test_the_check_notices_a_write_that_never_reached_the_disk(
 ) -> None:
     with pytest.raises((AssertionError, FedrepError)):
         kill_everywhere(four_silos(), script, credentials, tmp_path, lost)
+
+
+def test_a_server_killed_after_the_round_that_used_the_budget_up_opens_no_other(credentials: Path, tmp_path: Path) -> None:
+    run, live = four_silos(), tmp_path / "live"
+    kills: list[Path] = []
+
+    def moment() -> None:
+        if hasattr(run, "interpreter"):
+            kills.append(Path(shutil.copytree(live, tmp_path / str(len(kills)))))
+
+    server = Server(live, credentials, moment)
+    run.interpreter = interpreter_of(server.create(run, epsilon_budget=0.1))
+    run.play_all()
+    server.store.close()
+    after = 0
+    for left in kills:
+        again = Server(left, credentials)
+        stored = again.store.run(run.run.name)
+        if (stored.progress.last_round, stored.state) == (1, "running"):
+            after += 1
+            assert again.resume(run).state is RunState.FINISHED
+        again.store.close()
+    assert after

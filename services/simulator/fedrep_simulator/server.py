@@ -82,7 +82,7 @@ class SimulatedServer:
         self._confirming: dict[int, ServerRound] = {}
         self._statements: dict[int, dict[SiloName, Statement]] = {}
         self.machine = ServerRun(signed.manifest, progress, Dice(seed_bytes(seed, "server")), self._sign, goals)
-        self.tell(Restarted(progress.last_round))
+        self.tell(Restarted(progress.last_round, counted=True))  # as `between` is
 
     def _sign(self, manifest: RoundManifest) -> SignedRoundManifest:
         return SignedRoundManifest(manifest, self.people.server.signing_key.sign(round_manifest_message(manifest)))

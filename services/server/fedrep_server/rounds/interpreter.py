@@ -304,8 +304,16 @@ class Interpreter:
             survivors=row.survivors,
             seconds=round(marks[-1] - marks[0], 3),
         )
-        await self._saved(save)
+        await self._follow(save)
         await self._tidy(save.closed.progress.model.state.vector.nbytes)
+
+    async def _follow(self, save: CommitRound) -> None:
+        """The round stands, and its silos hear so, whether or not the database says now what it led to."""
+        try:
+            await self._saved(save)
+        except FedrepError as error:
+            log.error("stop_rules_not_checked", run=self._name, problem=str(error))
+            await self._carry_out(self.machine.receive(CountUnknown()))
 
     def _say_failed(self) -> None:
         for listener in self._listeners:
@@ -333,12 +341,8 @@ class Interpreter:
             log.warning("events_lost", run=self._name, events=[line.text for line in lines], problem=str(error))
 
     async def _count(self) -> None:
-        try:
-            totals = await asyncio.to_thread(self.records.totals)
-            await self._carry_out(self.machine.receive(Counted(totals)))
-        except FedrepError as error:
-            log.error("stop_rules_not_checked", run=self._name, problem=str(error))
-            await self._carry_out(self.machine.receive(CountUnknown()))
+        totals = await asyncio.to_thread(self.records.totals)
+        await self._carry_out(self.machine.receive(Counted(totals)))
 
     def _set_timer(self, wanted: SetTimer) -> None:
         self._disarm()
@@ -391,7 +395,8 @@ class Interpreter:
         if self._gathering is not None and not self._gathering.done():
             if not at_once:
                 return
-            self._gathering.cancel()
+            if self._gathering is not asyncio.current_task():  # which has counted, and is about to end
+                self._gathering.cancel()
         wait = 0.0 if at_once else self._gather_seconds
         self._gathering = asyncio.create_task(self._start_round_after(wait))
 
