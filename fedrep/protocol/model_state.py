@@ -131,6 +131,18 @@ class ServerModel:
         state = ModelState.initial(vector, like)
         return cls(state, np.zeros_like(state.vector))
 
+    @classmethod
+    def lost(cls, name: ModelName) -> ServerModel:
+        """One of which nothing is left but its name: no round starts from it, and another model may succeed it."""
+        nothing = np.zeros(0, np.float32)
+        made = cls(ModelState(nothing, name.version, name.hash, name.chain), nothing)
+        made.tenure.is_over = True
+        return made
+
+    @property
+    def is_lost(self) -> bool:
+        return self.state.vector.size == 0
+
     def apply(
         self,
         indices: NDArray[np.int64],

@@ -341,7 +341,7 @@ class ServerRun:
             return self._finish(f"round {self.rules.rounds} was the last")
         if self._may_count() and not self._is_counted:
             return [Count()]
-        if len(roster) < self.rules.quorum:
+        if len(roster) < self.rules.quorum or before.model.is_lost:
             return []
         amended = before.amended_for(number)
         if amended is not before:  # the numbers in between wait out penalties, and are never given out
@@ -476,7 +476,7 @@ class ServerRun:
         if self.progress.last_round >= self.rules.rounds:
             return [Gather(True)]
         _, roster = self.next_roster()
-        if len(roster) < self.rules.quorum:
+        if len(roster) < self.rules.quorum or self.progress.model.is_lost:
             return []
         everyone = len(roster) == len(set(self.rules.silos) - self.progress.attendance.excluded)
         return [Gather(at_once or everyone)]

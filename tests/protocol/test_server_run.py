@@ -14,6 +14,7 @@ from fedrep.protocol.announcement import Dice
 from fedrep.protocol.goals import Goals, Totals
 from fedrep.protocol.manifests import RoundManifest, RunHash, SiloName
 from fedrep.protocol.messages import Aborted, Confirmation, Outcome, Phase
+from fedrep.protocol.model_state import ServerModel
 from fedrep.protocol.run_effects import (
     Announced,
     Answered,
@@ -543,6 +544,21 @@ def test_a_run_that_was_paused_while_it_reached_its_goal_ends_when_it_goes_on() 
     run.finish()
     run.interpreter.tell(Resume())
     assert run.interpreter.machine.receive(RoundDue()) == [Count()]
+
+
+def test_a_run_without_its_model_opens_no_round_until_it_is_rolled_back() -> None:
+    run = four()
+    first = run.model.state.vector
+    run.play_all()
+    disk = the_disk(run).copy()
+    disk.files[1] = ServerModel.lost(disk.files[1].state.name)
+    machine = run.serve(disk).machine
+    run.join()
+    assert run.interpreter.gathered == []
+    assert machine.receive(RoundDue()) == []
+    run.interpreter.tell(run.rollback_to(0, first))
+    assert run.interpreter.gathered == [True]
+    assert isinstance(the_save(machine.receive(RoundDue())), OpenRound)
 
 
 def test_a_run_ends_by_itself_after_its_rounds() -> None:

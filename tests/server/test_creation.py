@@ -100,6 +100,9 @@ def test_a_model_that_the_database_does_not_name_is_not_taken(credentials: Path,
     model = other_model(run)
     state = model.state
     server.coordinator.models.put(run.run.name, 0, state.vector, model.residual, state.hash, state.chain)
+    driver = server.resume(run)
+    assert driver.model.is_lost
+    assert "not the one that the database names" in driver.state_reason
     with pytest.raises(StoreUnavailableError, match="not the one that the database names"):
-        server.resume(run)
+        asyncio.run(server.coordinator.model(driver, 0))
     server.store.close()

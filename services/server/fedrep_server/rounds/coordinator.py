@@ -11,7 +11,15 @@ from dataclasses import replace
 import numpy as np
 import structlog
 
-from fedrep.errors import ConflictError, CryptoError, InvalidInputError, NotFoundError, OutOfPhaseError, SettingsError
+from fedrep.errors import (
+    ConflictError,
+    CryptoError,
+    FedrepError,
+    InvalidInputError,
+    NotFoundError,
+    OutOfPhaseError,
+    SettingsError,
+)
 from fedrep.protocol.announcement import Dice
 from fedrep.protocol.best import Best
 from fedrep.protocol.goals import Goals
@@ -29,7 +37,7 @@ from fedrep.wire.v1 import observer_pb2 as observer
 from fedrep_identity.certificates import Credentials, PeerCertificate
 from fedrep_server.config import ServerSettings
 from fedrep_server.rounds.interpreter import RoundListener
-from fedrep_server.rounds.model_store import ModelStore, StoredModel
+from fedrep_server.rounds.model_store import MEND, UNUSABLE, ModelStore, StoredModel, another_model
 from fedrep_server.rounds.records import FLOAT_BYTES, RunRecords
 from fedrep_server.rounds.report_desk import ReportDesk
 from fedrep_server.rounds.run_driver import RunDriver
@@ -74,7 +82,7 @@ class Coordinator:
         return tuple(self._drivers.values())
 
     async def resume_runs(self) -> None:
-        """After a start: every run that is not over goes on from its last applied round."""
+        """After a start: every run that is not over goes on from its last applied round, if it has its model."""
         for name in await asyncio.to_thread(self.store.deleted_runs):
             await asyncio.to_thread(self.models.prune, name, frozenset())
         for stored in reversed(await asyncio.to_thread(self.store.runs)):
@@ -86,9 +94,15 @@ class Coordinator:
         signed = codec.signed_run_from_wire(pb.SignedRunManifest.FromString(stored.manifest))
         options = observer.RunOptions.FromString(stored.options)
         records = self._records(signed, options, stored.progress.buffer_seed)
-        driver = self._driver(signed, records, records.read(stored))
-        records.prune_models(stored)
+        progress, damage = _read(records, stored)
+        driver = self._driver(signed, records, progress)
+        driver.damage = damage
+        if not damage:
+            records.prune_models(stored)
         records.settle(driver.machine, Restarted(stored.open_round))
+        if damage:
+            log.error("model_unusable", run=stored.name, version=stored.progress.model_version, problem=damage)
+            records.note("problem", damage, round_number=driver.last_round, severity="alert")
         return driver
 
     async def create_run(self, signed: SignedRunManifest, options: observer.RunOptions, vector: bytes | bytearray) -> None:
@@ -223,7 +237,10 @@ class Coordinator:
         held = StoredModel(version, model.state.vector, model.residual, model.state.hash, model.state.chain)
         if version == model.state.version and not model.tenure.is_over:
             return held
-        return await asyncio.to_thread(driver.records.model, version)
+        kept = await asyncio.to_thread(driver.records.model, version)
+        if version == model.state.version and kept.hash != model.state.hash:
+            raise another_model(driver.manifest.name, version)
+        return kept
 
     async def report(self, driver: RunDriver, peer: PeerCertificate, request: pb.ReportMetricsRequest) -> None:
         """A silo's or the evaluator's own figures. Absent fields stay absent."""
@@ -296,6 +313,17 @@ class Coordinator:
         check_rollback_signature(order, admin.verify_key)
         order = replace(order, admin=admin.identity.name, certificate=admin.chain)
         await driver.roll_back(await asyncio.to_thread(driver.records.model, version), order)
+
+
+def _read(records: RunRecords, stored: StoredRun) -> tuple[RunProgress, str]:
+    """A model that cannot be used is one run's trouble, and no reason for the others to wait. The text says what is wrong."""
+    try:
+        return records.read(stored), ""
+    except FedrepError as error:
+        if error.reason not in UNUSABLE:
+            raise
+        advice = "" if MEND in str(error) else f" {MEND}"
+        return records.read_without_model(stored), f"no round opens without the model. {error}{advice}"
 
 
 def _name_spent(name: str) -> ConflictError:

@@ -35,6 +35,8 @@ SUFFIX = ".safetensors"
 STEP_SUFFIX = ".step"
 STEP = "step"
 CHUNK = 1 << 20
+MEND = "Restore it from a backup and start the server again, or roll the run back to an intact version (fedrep run rollback)."
+UNUSABLE = frozenset({"MODEL_DAMAGED", "MODEL_UNREADABLE", "UNKNOWN_MODEL"})  # reasons that concern one model, not the database
 
 Vector = NDArray[np.float32]
 
@@ -81,15 +83,17 @@ def missing(run: str, version: int) -> NotFoundError:
 
 def damaged(where: str) -> StoreUnavailableError:
     return StoreUnavailableError(
-        f"The stored model {where} is damaged: its bytes do not have its hash. Restore it from a backup or roll back.",
-        reason="MODEL_DAMAGED",
+        f"The stored model {where} is damaged: its bytes do not have its hash. {MEND}", reason="MODEL_DAMAGED"
     )
+
+
+def unreadable(path: Path, error: OSError) -> StoreUnavailableError:
+    return StoreUnavailableError(f"The model {path} cannot be read: {error.strerror or error}.", reason="MODEL_UNREADABLE")
 
 
 def another_model(run: str, version: int) -> StoreUnavailableError:
     return StoreUnavailableError(
-        f"The stored model of version {version} of {run!r} is not the one that the database names. "
-        "Restore it from a backup or roll back.",
+        f"The stored model of version {version} of {run!r} is not the one that the database names. {MEND}",
         reason="MODEL_DAMAGED",
     )
 
@@ -188,7 +192,7 @@ class FolderModelStore:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise StoreUnavailableError(f"The model {path} cannot be read: {error.strerror or error}.") from error
+            raise unreadable(path, error) from error
         except (ValueError, KeyError, TypeError) as error:
             raise damaged(str(path)) from error
 
@@ -394,7 +398,7 @@ def read_safetensors(path: Path, version: int) -> StoredModel:
         )
         expected = bytes.fromhex(metadata["checksum"])
     except OSError as error:
-        raise StoreUnavailableError(f"The model {path} cannot be read: {error.strerror or error}.") from error
+        raise unreadable(path, error) from error
     except (KeyError, ValueError, TypeError) as error:
         raise damaged(str(path)) from error
     return verified(model, version, expected, str(path))

@@ -15,7 +15,7 @@ from fedrep.errors import ConflictError, NotFoundError
 from fedrep.protocol.clip_range import ClipRange
 from fedrep.protocol.goals import Totals
 from fedrep.protocol.manifests import RunHash
-from fedrep.protocol.messages import Outcome, Statement, Update
+from fedrep.protocol.messages import ModelName, Outcome, Statement, Update
 from fedrep.protocol.model_state import ModelState, ServerModel
 from fedrep.protocol.round_closing import ClosedRound
 from fedrep.protocol.round_effects import Noted
@@ -185,12 +185,20 @@ class RunRecords:
         file = self.model(kept.model_version)
         if (file.hash, file.chain) != (kept.model_hash, kept.chain):
             raise another_model(self.name, kept.model_version)
+        return self._progress(stored, ServerModel(ModelState(file.vector, file.version, file.hash, file.chain), file.residual))
+
+    def read_without_model(self, stored: StoredRun) -> RunProgress:
+        kept = stored.progress
+        return self._progress(stored, ServerModel.lost(ModelName(kept.model_version, kept.model_hash, kept.chain)))
+
+    def _progress(self, stored: StoredRun, model: ServerModel) -> RunProgress:
+        kept = stored.progress
         amendments, amended = codec.amendments_from_wire(pb.Amendments.FromString(kept.amendments or b""))
         return RunProgress(
             RunState(stored.state),
             stored.reason,
             kept.last_round,
-            ServerModel(ModelState(file.vector, file.version, file.hash, file.chain), file.residual),
+            model,
             attendance_from_json(kept.attendance),
             ClipRange(kept.clip_range, kept.clip_quiet),
             rollback=codec.rollback_from_wire(pb.SignedRollback.FromString(kept.rollback)) if kept.rollback else None,

@@ -83,6 +83,7 @@ class RunDriver:
         listeners: Sequence[RoundListener] = (),
     ) -> None:
         self._first = signed
+        self.damage = ""  # why there is no model, while there is none
         self.machine = machine
         self.records = records
         self._wait_seconds = settings.wait_seconds
@@ -164,7 +165,7 @@ class RunDriver:
 
     @property
     def state_reason(self) -> str:
-        return self.machine.progress.reason
+        return self.damage if self.model.is_lost else self.machine.progress.reason
 
     @property
     def last_round(self) -> int:

@@ -35,7 +35,7 @@ class Waiting:
 
 
 def waiting_of(driver: RunDriver, now: float) -> Waiting | None:
-    if driver.state not in (RunState.WAITING, RunState.RUNNING):
+    if driver.state not in (RunState.WAITING, RunState.RUNNING) or driver.model.is_lost:
         return None
     if driver.open is not None:
         return _for_answers(driver, driver.open, now)
