@@ -460,3 +460,50 @@ def test_problems_without_end_leave_a_few_lines_and_the_latest(server: LiveServe
     assert lines(server, run_name, "problem") == 5
     row = next(row for row in server.running.coordinator.store.silo_rows(run_name) if row.name == "silo-a")
     assert row.problem == "problem 19"
+
+
+def test_of_a_message_sent_again_and_again_while_a_commit_waits_the_server_holds_the_latest(
+    server: LiveServer, run_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = stage(server, run_name, "confirm")
+    driver = server.driver(run_name)
+    turn, received, told = driver._interpreter.lock, driver._interpreter._received, []
+
+    def noted(event: Any) -> Any:
+        told.append(type(event).__name__)
+        return received(event)
+
+    monkeypatch.setattr(driver._interpreter, "_received", noted)
+    server.loop.call_soon_threadsafe(turn.take)
+    wait_until(lambda: not turn.is_free)
+    header, masked = at.sent[f"submission/{at.first.name}"]
+    calls = []
+    for _ in range(3):
+        parts = streamed(pb.SubmitMaskedShareRequest, header, masked)
+        calls.append(at.first.stub.SubmitMaskedShare.future(parts, timeout=SECONDS))
+        wait_until(lambda: turn._waiters and all(call.done() for call in calls[:-1]))
+    assert [refusal(call.result) for call in calls[:-1]] == [("RESOURCE_EXHAUSTED", "REPLACED")] * 2
+    server.loop.call_soon_threadsafe(turn.give)
+    calls[-1].result()
+    assert told == ["Submission"]
+
+
+def test_lines_that_break_again_and_again_while_a_commit_waits_are_one_loss(at: Stage) -> None:
+    driver = at.server.driver(at.run)
+    turn, silo = driver._interpreter.lock, SiloName("nobody")
+
+    async def break_lines() -> int:
+        await turn.come()
+        for _ in range(3):
+            line = asyncio.create_task(driver.attend(silo))
+            await asyncio.sleep(0)
+            line.cancel()
+            await asyncio.gather(line, return_exceptions=True)
+            await asyncio.sleep(0)
+        held, losses = len(turn._waiters), list(driver._hanging_up.values())
+        turn.give()
+        await asyncio.gather(*losses)
+        return held
+
+    assert at.server.ask(break_lines()) == 1
+    assert not driver._hanging_up

@@ -60,3 +60,19 @@ def test_who_goes_away_while_it_waits_or_just_as_it_is_called_passes_the_turn_on
         assert called.cancelled()
 
     asyncio.run(scenario())
+
+
+def test_who_goes_away_while_it_waits_leaves_nothing_behind() -> None:
+    async def scenario() -> None:
+        turn = Turn()
+        turn.take()
+        for _ in range(3):
+            gone = asyncio.create_task(turn.come())
+            await _run_until_idle()
+            gone.cancel()
+            await _run_until_idle()
+        assert not turn._waiters
+        turn.give()
+        assert turn.is_free
+
+    asyncio.run(scenario())

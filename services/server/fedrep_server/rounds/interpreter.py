@@ -119,10 +119,14 @@ class Interpreter:
         return self._gathering is not None and not self._gathering.done()
 
     async def tell(self, *events: RunEvent, provided: Callable[[], None] | None = None) -> None:
-        """In this order, and nothing else in between; none of them if `provided` raises."""
+        """In this order, and nothing else in between; none of them if `provided` raises.
+
+        Who goes away before its turn takes its events along: however long a turn lasts, nothing is held that nobody waits for.
+        """
         if len(events) == 1 and provided is None and self.lock.is_free and self._is_light(events[0]):
             await self._tell_now(events[0])
         else:
+            await self.lock.come()
             await self._tell_in_turn(events, provided)
 
     async def _tell_now(self, event: RunEvent) -> None:
@@ -145,11 +149,13 @@ class Interpreter:
 
     @carried_through
     async def _tell_in_turn(self, events: Sequence[RunEvent], provided: Callable[[], None] | None) -> None:
-        async with self.lock:
+        try:
             if provided is not None:
                 provided()
             for event in events:
                 await self._receive(event)
+        finally:
+            self.lock.give()
 
     async def shut_down(self, grace: float) -> None:
         """Let the open round end within the grace period, else skip it; start no other."""

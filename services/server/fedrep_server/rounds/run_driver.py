@@ -90,7 +90,7 @@ class RunDriver:
         self._interpreter = Interpreter(machine, records, settings, listeners)
         self._first_came = 0.0
         self._lines: Counter[SiloName] = Counter()
-        self._hanging_up: set[asyncio.Task[None]] = set()
+        self._hanging_up: dict[SiloName, asyncio.Task[None]] = {}
 
     @property
     def signed(self) -> SignedRunManifest:
@@ -205,10 +205,9 @@ class RunDriver:
             await asyncio.sleep(self._wait_seconds)
         finally:
             self._lines[name] -= 1
-            if not self._lines[name]:
-                task = asyncio.create_task(self._interpreter.tell(LineLost(name)))
-                self._hanging_up.add(task)
-                task.add_done_callback(self._hanging_up.discard)
+            if not self._lines[name] and name not in self._hanging_up:
+                task = self._hanging_up[name] = asyncio.create_task(self._interpreter.tell(LineLost(name)))
+                task.add_done_callback(lambda _: self._hanging_up.pop(name))
 
     async def withdraw(self, name: SiloName, round_number: int) -> None:
         """Who asks how the open round ends, before it has answered to all of it, has left it."""

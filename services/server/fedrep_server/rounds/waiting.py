@@ -58,7 +58,8 @@ class Turn:
                 return
         self._taken = False
 
-    async def __aenter__(self) -> None:
+    async def come(self) -> None:
+        """Returns when it is the caller's, who has to give it."""
         if self.is_free:
             return self.take()
         following = asyncio.get_running_loop().create_future()
@@ -68,7 +69,12 @@ class Turn:
         except asyncio.CancelledError:
             if following.done() and not following.cancelled():
                 self.give()  # it was this one's already
+            elif following in self._waiters:
+                self._waiters.remove(following)
             raise
+
+    async def __aenter__(self) -> None:
+        await self.come()
 
     async def __aexit__(self, *_: object) -> None:
         self.give()
