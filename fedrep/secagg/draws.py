@@ -6,6 +6,8 @@ a proposal are decoys.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -40,5 +42,5 @@ class Draws:
         return words.astype(np.int64) + low
 
     def binomial(self, n: int, p: float) -> int:
-        """How many of n lots win, each with probability p."""
-        return n if p >= 1.0 else int(np.count_nonzero(self.words(n) < np.uint64(int(p * _WORDS))))
+        """How many of n lots win, each with probability p, or a little more: p may be less than one word in all."""
+        return n if p >= 1.0 else int(np.count_nonzero(self.words(n) < np.uint64(math.ceil(p * _WORDS))))

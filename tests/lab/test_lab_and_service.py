@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fedrep.protocol import opening
 from fedrep.protocol.clip_range import ClipRange
 from fedrep.protocol.messages import Outcome, Phase, Update
-from fedrep.protocol.model_state import ServerModel
+from fedrep.protocol.model_state import ServerModel, model_hash
 from fedrep.protocol.server_round import ServerRound
 from fedrep.quantize import RingFormat, open_mean
 from fedrep_lab.adversary import Adversary
@@ -126,7 +126,7 @@ def test_the_lab_and_the_protocol_agree_with_decoys_buffers_and_a_robust_rule() 
     d = silos[0].layout.size
     federation = InProcess.of(
         cell.m, d, alpha=cell.alpha, buffer_size=cell.s, byzantine=cell.f, ring_bits=32, downlink_bits=32, initial_range=4.0,
-        coordinates=round(cell.ratio * d), aggregator=cell.rule, **seating(cell),
+        coordinates=round(cell.ratio * d), aggregator=cell.rule, model_hash=model_hash(lab.models[0]), **seating(cell),
     )  # fmt: skip
     federation.model = type(federation.model).initial(lab.models[0])
     consensus = []
@@ -177,7 +177,7 @@ class SideBySide:
         self.service = InProcess.of(
             cell.m, parameters, alpha=cell.alpha, buffer_size=cell.s, byzantine=cell.f, ring_bits=cell.ring_bits,
             downlink_bits=32, coordinates=round(cell.ratio * parameters), aggregator=cell.rule,
-            initial_range=cell.initial_range, **seating(cell),
+            initial_range=cell.initial_range, model_hash=model_hash(self.model), **seating(cell),
         )  # fmt: skip
         self.service.model = ServerModel.initial(self.model.copy())
         self._unsent: Matrix | None = None

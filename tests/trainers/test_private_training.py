@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,8 +15,11 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from fedrep.errors import InvalidInputError, SettingsError
 from fedrep.record_privacy import Budget, RecordLedger, SampledGaussian
 from fedrep_trainers import Allowance, Trainer, secure_random
+from fedrep_trainers.batches import ImageBatches
 from fedrep_trainers.contract import check_trainer, failures
+from fedrep_trainers.images import Images, Preparation
 from fedrep_trainers.record_accountant import noise_for
+from fedrep_trainers.records import LoaderRecords
 from fedrep_trainers.settings import PrivacySettings, TrainerSettings
 from fedrep_trainers.torch_trainer import TorchTrainer
 from tests.trainers.private_trainers import PRIVACY, Dot, dot_trainer, drawing, gradient, without_noise
@@ -247,6 +251,73 @@ class OwnLoss(Dot):
 
     def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
         return {"loss": (inputs @ self.weight).sum() + labels.mean()}
+
+
+class ListData(Dataset[Any]):
+    def __init__(self, records: list[Any]) -> None:
+        self._records = records
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __getitem__(self, place: int) -> Any:
+        return self._records[place]
+
+
+def test_a_record_of_which_several_rows_are_made_is_refused() -> None:
+    """Each row would be clipped by itself, and the record count as often."""
+
+    def windows(batch: list[Tensor]) -> tuple[Tensor, Tensor]:
+        rows = torch.cat([record.repeat(8, 1) for record in batch])
+        return rows, torch.zeros(len(rows), dtype=torch.long)
+
+    source = LoaderRecords(DataLoader(ListData([torch.ones(4)] * 3), batch_size=2, collate_fn=windows))
+    with pytest.raises(SettingsError, match=r"shape \(8, 4\) of one record"):
+        list(source.pieces(np.arange(3), 0, 16))
+    scalars = LoaderRecords(DataLoader(ListData([torch.ones(4)]), batch_size=1, collate_fn=lambda batch: batch[0].sum()))
+    with pytest.raises(SettingsError, match=r"shape \(\) of one record"):
+        list(scalars.pieces(np.arange(1), 0, 16))
+
+
+def test_records_that_hold_more_than_tensors_lie_in_one_batch_only_if_that_is_the_same() -> None:
+    """Else every record of a batch would be trained with the first one's text."""
+    records = [{"text": text, "label": torch.tensor(label)} for label, text in enumerate(["one", "other", "one"])]
+    source = LoaderRecords(DataLoader(ListData(records), batch_size=3))
+    found = [(piece["text"], piece["label"].tolist()) for piece in source.pieces(np.arange(3), 0, 16)]
+    assert [(list(text), labels) for text, labels in found] == [(["one"], [0, 2]), (["other"], [1])]
+
+
+def test_crops_and_masks_follow_from_no_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a known seed, the crop or mask of one record would tell whether another was drawn before it."""
+    drawn: list[tuple[float, float, float]] = []
+
+    class Noticing(ListData):
+        def __getitem__(self, place: int) -> Any:
+            drawn.append((float(torch.rand(1)), float(np.random.rand()), random.random()))
+            return super().__getitem__(place)
+
+    monkeypatch.setattr(secure_random, "chosen", lambda records, _: np.arange(records))
+    for _ in range(2):
+        torch.manual_seed(0)
+        np.random.seed(0)  # as a user may
+        random.seed(0)
+        data = Noticing([(torch.ones(4), torch.tensor(0))])
+        trainer = TorchTrainer(
+            nn.Linear(4, 2),
+            train=DataLoader(data, batch_size=1),
+            evaluation=[],
+            loss=nn.CrossEntropyLoss(),
+            settings=TrainerSettings(privacy=PRIVACY, optimizer="sgd", device="cpu"),
+        )
+        trainer.privacy(None)
+        trainer.train(trainer.initial(), 0)
+    for kind in zip(*drawn, strict=True):
+        assert len(set(kind)) == len(drawn) >= 2
+    images = Images(np.arange(64 * 32 * 32 * 3, dtype=np.uint64).astype(np.uint8).reshape(64, 3, 32, 32), np.zeros(64, np.int64))
+    varied = Preparation(255.0, (0.5,) * 3, (0.25,) * 3, torch.device("cpu"), augment=True)
+    batches = ImageBatches(images, np.arange(64), varied, 8, seed=0)
+    first, second = (next(batches.pieces(np.arange(64), 0, 64))[0] for _ in range(2))
+    assert not torch.equal(first, second)
 
 
 def test_batches_of_named_tensors_and_modules_with_a_loss_of_their_own_are_trained(monkeypatch: pytest.MonkeyPatch) -> None:

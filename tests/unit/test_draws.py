@@ -44,6 +44,13 @@ def test_lots_win_as_often_as_they_should(p: float) -> None:
     assert binom.sf(sum(found) - 1, 80_000, p) > 1e-6
 
 
+def test_a_chance_smaller_than_a_word_is_not_rounded_to_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With no decoy ever, there is no guarantee: a finite epsilon would be too small."""
+    monkeypatch.setattr(Draws, "words", lambda _, count: np.zeros(count, np.uint64))
+    assert draws().binomial(3, 1e-30) == 3
+    assert draws().binomial(3, 0.0) == 0
+
+
 def test_one_key_gives_one_sequence_and_another_key_another() -> None:
     count = PIECE_BYTES // 8 + 5  # more than one piece
     first, again, other = draws(2), draws(2), draws(3)

@@ -1,12 +1,12 @@
 """Training records that can be drawn one by one, as DP-SGD needs them: no record's batch depends on another record.
 
-A DataLoader's order is left aside; its data set and `collate_fn` are used, and `collate_fn` sees one record at a time, so that
-neither padding nor mixing can carry something of one record into another.
+A DataLoader's order is left aside; its data set and `collate_fn` are used, and `collate_fn` sees one record at a time and makes
+one row of it, so that neither padding nor mixing can carry something of one record into another, and none is clipped as several.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -64,6 +64,7 @@ class LoaderRecords:
             alone = [self._collate([self._dataset[int(place)]]) for place in positions[start : start + at_once]]
             alike: dict[Any, list[Any]] = {}
             for record in alone:
+                _require_one_row(record)
                 alike.setdefault(_form(record), []).append(record)
             yield from map(_joined, alike.values())
 
@@ -85,15 +86,30 @@ def _takes_all(sampler: Any, records: int) -> bool:
     return isinstance(sampler, SequentialSampler)
 
 
+def _require_one_row(batch: Any) -> None:
+    """Each row's gradient is cut by itself: a record of eight rows would count eight times."""
+    if isinstance(batch, Tensor) and (batch.dim() == 0 or len(batch) != 1):
+        raise SettingsError(
+            f"the training DataLoader's collate_fn makes a tensor of shape {tuple(batch.shape)} of one record; with [privacy] a "
+            "record is one row, so every tensor must begin with a dimension of 1. Let the data set give windows or views as "
+            "records of their own, or let module and loss take all of them as one row"
+        )
+    if isinstance(batch, Mapping):
+        batch = tuple(batch.values())
+    if isinstance(batch, tuple | list):
+        for part in batch:
+            _require_one_row(part)
+
+
 def _form(batch: Any) -> Any:
-    """What two records must share to lie in one tensor: places, shapes and types."""
+    """What two records must share to lie in one batch: places, shapes and types of tensors, and everything else as it is."""
     if isinstance(batch, Tensor):
         return (tuple(batch.shape), batch.dtype)
     if isinstance(batch, Mapping):
         return tuple((name, _form(value)) for name, value in batch.items())
     if isinstance(batch, tuple | list):
         return tuple(_form(value) for value in batch)
-    return type(batch)
+    return (type(batch), batch if isinstance(batch, Hashable) else id(batch))
 
 
 def _joined(batches: Sequence[Any]) -> Any:

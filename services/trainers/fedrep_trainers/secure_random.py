@@ -9,6 +9,7 @@ end at 9.5 standard deviations; the rounding of floating-point noise is not cove
 from __future__ import annotations
 
 import math
+import random
 import secrets
 
 import numpy as np
@@ -43,6 +44,17 @@ def normals(count: int) -> Tensor:
         torch.mul(radius, angle.cos(), out=piece[0])
         torch.mul(radius, angle.sin(), out=piece[1])
     return result.view(-1)[:count]
+
+
+def reseed_others() -> None:
+    """The generators that dropout and a data set's own transforms draw from, in the order in which records were drawn.
+
+    By a known seed the mask of one record would tell whether another, before it, was drawn; what a step costs counts on nobody
+    knowing that.
+    """
+    torch.manual_seed(secrets.randbits(63))
+    np.random.seed(np.frombuffer(secrets.token_bytes(32), np.uint32))
+    random.seed(secrets.randbits(256))
 
 
 def words(count: int) -> NDArray[np.uint64]:

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 
 from fedrep.errors import InvalidInputError, NonFiniteError, SettingsError
 from fedrep.record_privacy import TrainingPrivacy
+from fedrep_trainers import secure_random
 from fedrep_trainers.batches import Batch, BatchSource, LoaderBatches, derived_seed
 from fedrep_trainers.devices import choose_device
 from fedrep_trainers.forward import Loss, run_forward, sample_count, split_batch, to_device
@@ -121,12 +122,13 @@ class TorchTrainer:
         self._module.train()
         with self._own_randomness():
             for _ in range(self._settings.interval):
-                torch.manual_seed(derived_seed(self._seed, 2, self._step))
                 if self._private is not None:
+                    secure_random.reseed_others()
                     losses.append(self._private.fill(self._step))
                     self._optimizer.step(rate)
                     self._step += 1
                     continue
+                torch.manual_seed(derived_seed(self._seed, 2, self._step))
                 batch = self._source.batch(self._step)
                 samples += sample_count(batch)
                 losses.append(self._one_step(to_device(batch, self._device), rate))
