@@ -141,6 +141,18 @@ def test_books_that_cannot_be_read_stop_the_silo(tmp_path: Path) -> None:
     assert "restore it from a backup" in outcome.text
 
 
+def test_a_silo_that_has_trained_does_not_start_without_its_books(federation: Federation, tmp_path: Path) -> None:
+    """A ledger's disk that is not there would give a new budget for the same records."""
+    own = {"privacy": PRIVACY, "ledger": tmp_path / "ledger", "state": tmp_path / "state"}
+    federation.daemon(0, "books-lost", StatingTrainer(), **own)  # new: nothing was trained, so there is nothing to know of
+    StateFolder(tmp_path / "state", private=True).save_journal(Journal(run="aa", proposal=(3, 2, 0.5, "")))
+    with pytest.raises(SettingsError, match="knows of no training") as refused:
+        federation.daemon(0, "books-lost", StatingTrainer(), **own)
+    assert refused.value.reason == "BOOKS_LOST"
+    trained(training(tmp_path / "ledger", StatingTrainer()))
+    federation.daemon(0, "books-lost", StatingTrainer(), **own)
+
+
 def test_the_audit_says_what_each_training_cost(tmp_path: Path) -> None:
     work = training(tmp_path, StatingTrainer())
     for number in (1, 2):

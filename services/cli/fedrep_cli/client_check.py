@@ -115,6 +115,8 @@ def _state(settings: SiloSettings, trainer: Trainer | None) -> Row:
         journal = folder.journal()
         if trainer is not None:
             folder.memory(trainer.layout.size)
+        if folder.has_trained:
+            RecordBooks(settings.ledger, settings.privacy).require_trainings()
         probe = settings.state / ".check"
         probe.write_text("")
         probe.unlink()

@@ -81,6 +81,8 @@ class SiloDaemon:
         self.folder = (
             state if state is not None else StateFolder(settings.state, self._ledgers, private=self.books.budget is not None)
         )
+        if self.folder.has_trained:
+            self.books.require_trainings()
         self.connection = connection if connection is not None else connect(settings)
         self.machine = self._machine(settings, credentials, trust, trainer)
         self._training = Training(trainer, self.machine.state.trainer, self.books, Audit(self.folder.folder / "audit.jsonl"))

@@ -72,6 +72,15 @@ class RecordBooks:
             )
         self._refuse_unprotected(self.ledger())
 
+    def require_trainings(self) -> None:
+        """For a silo that has trained: books without a training were lost, or lie in a folder that is not there now."""
+        if self.budget is not None and not self.ledger().trainings:
+            raise SettingsError(
+                f"This silo has trained, and {self._path} knows of no training, so the budget of [privacy] would start anew. Is "
+                "the folder `ledger` the right one, and is its disk there? If the file is lost, restore it from a backup",
+                reason="BOOKS_LOST",
+            )
+
     def ledger(self) -> RecordLedger:
         mark = self._mark()
         if mark is None:

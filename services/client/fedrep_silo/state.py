@@ -106,6 +106,11 @@ class StateFolder:
                 f"{START_ANEW}"
             )
 
+    @property
+    def has_trained(self) -> bool:
+        """Whether anything was ever proposed or sent from this folder."""
+        return self._memory.exist() or self.journal().last_training > 0
+
     def write(self, save: Save, leaving: Sequence[AuditLine] = ()) -> Written:
         """Durable when this returns: each part that changed, in the order that makes a crash between two harmless, and what the
         audit says about messages that leave with it."""
