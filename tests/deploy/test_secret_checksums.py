@@ -3,58 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import subprocess
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-import yaml
 
-from tests.deploy.chart import CHART, HELM, MATRIX, Refused, one, pods, render
+from tests.deploy.api import render_in
+from tests.deploy.chart import MATRIX, Manifest, Refused, one, pods, render
 
 SEED = "correct horse battery staple, and some more"
-KINDS = [{"name": "secrets", "namespaced": True, "kind": "Secret", "verbs": ["get"]}]
-
-
-@contextmanager
-def cluster(version: str, content: str) -> Iterator[str]:
-    """As much of a Kubernetes API as Helm's `lookup` asks: every Secret is there, with this version and content."""
-
-    class Answers(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body: dict[str, object] = {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": "v1", "resources": KINDS}
-            if "/secrets/" in self.path:
-                name = self.path.rsplit("/", 1)[-1]
-                metadata = {"name": name, "namespace": "fedrep", "uid": "1", "resourceVersion": version}
-                body = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": {"url": content}}
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.end_headers()
-            self.wfile.write(json.dumps(body).encode())
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 def checksums(version: str, content: str) -> set[str]:
-    values = MATRIX["postgresql"]["server"] | {"identity": {"existingSecret": "server-identity"}}
-    text = json.dumps({"server": values, "dashboard": {"identity": {"existingSecret": "dashboard-identity"}}})
-    with cluster(version, content) as address:
-        asked = ["template", "fed", str(CHART), "--namespace", "fedrep", "--dry-run=server", "--kube-apiserver", address]
-        done = subprocess.run([str(HELM), *asked, "--values", "-"], input=text, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    found = [pod["metadata"].get("annotations", {}) for pod in pods([m for m in yaml.safe_load_all(done.stdout) if m])]
+    """Of pods in a cluster where every Secret is there, with this version and content."""
+
+    def objects(kind: str, name: str) -> Manifest:
+        metadata = {"name": name, "namespace": "fedrep", "uid": "1", "resourceVersion": version}
+        return {"metadata": metadata, "data": {"url": content}}
+
+    server = MATRIX["postgresql"]["server"] | {"identity": {"existingSecret": "server-identity"}}
+    manifests = render_in(objects, {"server": server, "dashboard": {"identity": {"existingSecret": "dashboard-identity"}}})
+    found = [pod["metadata"].get("annotations", {}) for pod in pods(manifests)]
     return {annotations["checksum/secrets"] for annotations in found if "checksum/secrets" in annotations}
 
 

@@ -260,6 +260,30 @@ ipFamilies:
 {{- end -}}
 {{- end -}}
 
+{{- /* The claims that a silo has by itself: under a StatefulSet, under a Job, and the one that holds the state of this release's. */ -}}
+{{- define "fedrep.siloSetClaim" -}}
+state-{{ include "fedrep.fullname" . }}-silo-0
+{{- end -}}
+
+{{- define "fedrep.siloJobClaim" -}}
+{{ include "fedrep.fullname" . }}-silo-state
+{{- end -}}
+
+{{- define "fedrep.siloClaim" -}}
+{{- if .Values.silo.state.existingClaim -}}
+{{- .Values.silo.state.existingClaim -}}
+{{- else if eq .Values.silo.kind "Job" -}}
+{{- include "fedrep.siloJobClaim" . -}}
+{{- else -}}
+{{- include "fedrep.siloSetClaim" . -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* Whether the StatefulSet's own template makes the claim; anything but empty is yes. */ -}}
+{{- define "fedrep.siloClaimFromTemplate" -}}
+{{- if and (eq .Values.silo.kind "StatefulSet") (eq (include "fedrep.siloClaim" .) (include "fedrep.siloSetClaim" .)) -}}yes{{- end -}}
+{{- end -}}
+
 {{- /* Called with (list $ secret...): changes when Secrets do that a pod reads only at its start. Annotations are read by more
        people than Secrets, so it follows from the version the cluster gave a Secret and not from what is in it, which could be
        guessed against a hash. Without a cluster to look at (helm template) it is always the same, and whoever changes a Secret
@@ -339,6 +363,13 @@ ipFamilies:
 {{- end -}}
 {{- if and (not $server.enabled) (not .Values.silo.server) -}}
 {{- fail "silo.server is empty and this release runs no server: give the host:port of the federation server" -}}
+{{- end -}}
+{{- if not .Values.silo.state.existingClaim -}}
+{{- $kinds := dict "Job" (include "fedrep.siloJobClaim" .) "StatefulSet" (include "fedrep.siloSetClaim" .) -}}
+{{- $left := get $kinds (ternary "StatefulSet" "Job" (eq .Values.silo.kind "Job")) -}}
+{{- if lookup "v1" "PersistentVolumeClaim" .Release.Namespace $left -}}
+{{- fail (printf "silo.kind=%s would begin with an empty ledger: the silo's state, and what its data set has spent, is on the claim %s of the other kind. Set silo.state.existingClaim=%s to go on with it, or silo.state.existingClaim=%s to leave it aside" .Values.silo.kind $left $left (include "fedrep.siloClaim" .)) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

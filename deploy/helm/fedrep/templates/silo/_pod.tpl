@@ -52,10 +52,10 @@ spec:
         {{- toYaml . | nindent 8 }}
         {{- end }}
   volumes:
-    {{- if eq $silo.kind "Job" }}
+    {{- if not (include "fedrep.siloClaimFromTemplate" .) }}
     - name: state
       persistentVolumeClaim:
-        claimName: {{ include "fedrep.fullname" . }}-silo-state
+        claimName: {{ include "fedrep.siloClaim" . }}
     {{- end }}
     - name: config
       configMap:
