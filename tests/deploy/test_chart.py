@@ -67,6 +67,7 @@ def test_readme_and_schema_are_up_to_date() -> None:
         ({"dashboard": {"settings": {"admin_token": "in the open"}}}, "admin_token"),
         ({"server": {"replicas": 2}}, "server.replicas is more than 1 with SQLite"),
         ({"server": {"database": {"kind": "postgresql"}}}, "server.database.existingSecret is empty"),
+        ({"server": {"database": {"existingSecret": "db"}}}, "server.database.kind is sqlite, which does not read it"),
         ({"server": {"settings": {"grace_seconds": 90}}}, "terminationGracePeriodSeconds must be larger"),
         ({"silo": {"enabled": True}}, "silo.run is empty"),
         ({"silo": {"enabled": True, "run": "*", "kind": "Job"}}, "silo.kind=Job is for one run"),
@@ -143,9 +144,9 @@ def test_disruption_budgets_never_block_a_drain(rendered: dict[str, list[Manifes
     assert not [item for item in rendered["sqlite"] if item["kind"] == "PodDisruptionBudget"]
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
-def test_a_release_can_be_put_to_sleep(kind: str) -> None:
-    asleep = render({"server": {"replicas": 0, "database": {"kind": kind, "existingSecret": "db"}}, "dashboard": {"replicas": 0}})
+@pytest.mark.parametrize("database", [{"kind": "sqlite"}, {"kind": "postgresql", "existingSecret": "db"}])
+def test_a_release_can_be_put_to_sleep(database: Manifest) -> None:
+    asleep = render({"server": {"replicas": 0, "database": database}, "dashboard": {"replicas": 0}})
     counts = [item["spec"]["replicas"] for item in asleep if item["kind"] in ("StatefulSet", "Deployment")]
     assert counts == [0, 0]
 

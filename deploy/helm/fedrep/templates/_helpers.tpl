@@ -316,6 +316,9 @@ state-{{ include "fedrep.fullname" . }}-silo-0
 {{- if and (eq $server.database.kind "postgresql") (not $server.database.existingSecret) -}}
 {{- fail "server.database.existingSecret is empty: name the Secret that holds the PostgreSQL URL under the key given by server.database.secretKey" -}}
 {{- end -}}
+{{- if and (eq $server.database.kind "sqlite") $server.database.existingSecret -}}
+{{- fail "server.database.existingSecret is set and server.database.kind is sqlite, which does not read it: set server.database.kind=postgresql, or leave existingSecret empty" -}}
+{{- end -}}
 {{- if and $server.ingress.enabled (not $server.ingress.host) -}}
 {{- fail "server.ingress.host is empty: give the host name that silos dial; it must be in the server's certificate" -}}
 {{- end -}}
