@@ -75,6 +75,7 @@ def test_readme_and_schema_are_up_to_date() -> None:
         ({"server": {"ingress": {"enabled": True}}}, "server.ingress.host is empty"),
         ({"dashboard": {"ingress": {"enabled": True}}}, "dashboard.ingress.host is empty"),
         ({"server": {"enabled": False}}, "dashboard.settings.server is empty"),
+        ({"dashboard": {"settings": {"server": "elsewhere:8550"}}}, "dashboard.settings.server is set and this release runs"),
     ],
 )
 def test_bad_values_are_refused_with_a_sentence_that_names_them(values: Manifest, words: str) -> None:

@@ -352,6 +352,9 @@ state-{{ include "fedrep.fullname" . }}-silo-0
 {{- if and .Values.dashboard.enabled (not $server.enabled) (not (get .Values.dashboard.settings "server")) -}}
 {{- fail "dashboard.settings.server is empty and this release runs no server: give the host:port of the server the dashboard shows" -}}
 {{- end -}}
+{{- if and .Values.dashboard.enabled $server.enabled (get .Values.dashboard.settings "server") -}}
+{{- fail "dashboard.settings.server is set and this release runs a server, the only one that fits the network policy and server name of its dashboard: leave it empty to show this server, or install the dashboard of another one as a release of its own with server.enabled=false" -}}
+{{- end -}}
 {{- if and .Values.dashboard.enabled .Values.dashboard.ingress.enabled (not .Values.dashboard.ingress.host) -}}
 {{- fail "dashboard.ingress.host is empty: give the host name of the pages" -}}
 {{- end -}}
