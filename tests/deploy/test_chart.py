@@ -13,7 +13,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from fedrep_cli.client import LEAVE_SECONDS
 from fedrep_cli.main import FAILED, USAGE
+from fedrep_silo.config import SiloSettings
 from tests.deploy.chart import CHART, HELM, IDENTITIES, MATRIX, REPOSITORY, SILO, Manifest, Refused, case, one, pods, render
 from tests.deploy.pod_security import violations
 
@@ -190,6 +192,14 @@ def test_a_finished_silo_stays_idle_and_a_job_ends_with_its_run(rendered: dict[s
     assert claim["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
     (volume,) = [item for item in job["spec"]["template"]["spec"]["volumes"] if item["name"] == "state"]
     assert volume["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+
+
+@pytest.mark.parametrize("name", ["silo-with-gpu", "silo-job"])
+@pytest.mark.parametrize(("settings", "seconds"), [({}, 60), ({"grace_seconds": 0}, 60), ({"grace_seconds": 299.5}, 330)])
+def test_a_silo_has_time_to_finish_a_promised_round_and_leave(name: str, settings: Manifest, seconds: int) -> None:
+    values = MATRIX[name] | {"silo": MATRIX[name]["silo"] | {"settings": settings}}
+    (pod,) = pods(render(values))
+    assert pod["spec"]["terminationGracePeriodSeconds"] == seconds > SiloSettings(**settings).grace_seconds + LEAVE_SECONDS
 
 
 def test_another_run_is_another_job_on_the_same_volume() -> None:

@@ -14,7 +14,8 @@ metadata:
     {{- end }}
 spec:
   {{- include "fedrep.podCommon" (list . $silo) | nindent 2 }}
-  terminationGracePeriodSeconds: 60
+  # Time for the round that others count on, and to leave politely.
+  terminationGracePeriodSeconds: {{ max 60 (add 30 (ceil (get $silo.settings "grace_seconds" | default 30))) }}
   {{- if eq $silo.kind "Job" }}
   restartPolicy: Never
   {{- end }}
