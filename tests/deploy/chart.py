@@ -85,6 +85,7 @@ MATRIX: dict[str, dict[str, Any]] = {
         },
         "server": {
             "revocations": {"existingConfigMap": "revocations"},
+            "webhook": {"existingSecret": "webhook", "port": 8443},
             "ingress": {"enabled": True, "host": "federation.example.org"},
             "extraEnv": [{"name": "FEDREP_SERVER__WAIT_SECONDS", "value": "20"}],
             "extraVolumes": [{"name": "more", "emptyDir": {}}],

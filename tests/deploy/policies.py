@@ -22,7 +22,7 @@ SKIPPED = {
     "CKV_K8S_15": "the default tag is a version, which never changes; image.pullPolicy is there for those who overwrite tags",
     "CKV_K8S_8": "only of the silo and the one-time test: a silo listens on no port, and ends by itself when it cannot go on",
     "CKV_K8S_9": "likewise; nobody calls a silo, so that it cannot be ready for anything",
-    "CKV_K8S_35": "the database's URL and the dashboard's tokens are settings, which no file but a ConfigMap holds",
+    "CKV_K8S_35": "the URLs of database and webhook and the dashboard's tokens are settings, which no file but a ConfigMap holds",
     "CKV_K8S_40": "only with arbitraryUids, where the cluster chooses a high one itself",
 }
 

@@ -70,6 +70,10 @@ def test_readme_and_schema_are_up_to_date() -> None:
         ({"server": {"replicas": 2}}, "server.replicas is more than 1 with SQLite"),
         ({"server": {"database": {"kind": "postgresql"}}}, "server.database.existingSecret is empty"),
         ({"server": {"database": {"existingSecret": "db"}}}, "server.database.kind is sqlite, which does not read it"),
+        (
+            {"server": {"webhook": {"existingSecret": "hook"}, "settings": {"alerts": {"webhook": "https://example.org/hook"}}}},
+            "server.webhook.existingSecret and server.settings.alerts.webhook both say where alerts go",
+        ),
         ({"server": {"settings": {"grace_seconds": 90}}}, "terminationGracePeriodSeconds must be larger"),
         ({"silo": {"enabled": True}}, "silo.run is empty"),
         ({"silo": {"enabled": True, "run": "*", "kind": "Job"}}, "silo.kind=Job is for one run"),

@@ -136,6 +136,13 @@ def test_a_server_reaches_what_its_settings_name(settings: dict[str, Any], port:
     assert may_reach(manifests, pod_of(manifests, "server"), SOMEBODY, port)
 
 
+@pytest.mark.parametrize(("webhook", "port"), [({}, 443), ({"port": 9000}, 9000)])
+def test_a_server_reaches_a_webhook_whose_address_is_in_a_secret(webhook: dict[str, Any], port: int) -> None:
+    manifests = render({"server": {"webhook": {"existingSecret": "hook"} | webhook}})
+    assert may_reach(manifests, pod_of(manifests, "server"), SOMEBODY, port)
+    assert not may_reach(manifests, pod_of(manifests, "server"), SOMEBODY, port + 1)
+
+
 def test_a_dashboard_of_its_own_reaches_the_server_it_is_told() -> None:
     values = {"server": {"enabled": False}, "dashboard": {"settings": {"server": "federation.example.org:9443"}}}
     manifests = render(values)

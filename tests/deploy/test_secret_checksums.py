@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import json
+import tomllib
 
 import pytest
 
+from fedrep_runtime.settings import load_settings
+from fedrep_server.config import ServerSettings
 from tests.deploy.api import render_in
 from tests.deploy.chart import MATRIX, Manifest, Refused, one, pods, render
 
@@ -37,6 +42,38 @@ def test_the_annotation_of_seeded_tokens_is_too_short_to_tell_a_right_guess() ->
     shown = pod["metadata"]["annotations"]["checksum/secrets"]
     assert len(shown) == 4
     assert not hashlib.sha256(SEED.encode()).hexdigest().startswith(shown)
+
+
+def webhook_of(values: Manifest) -> tuple[list[Manifest], Manifest, Manifest]:
+    """What is rendered of a server with these values, its pod's annotations, and the Secret and key of its webhook."""
+    manifests = render({"server": values})
+    pod = one(manifests, "StatefulSet", "fed-fedrep-server")["spec"]["template"]
+    environment = {entry["name"]: entry["valueFrom"] for entry in pod["spec"]["containers"][0]["env"]}
+    return manifests, pod["metadata"]["annotations"], environment["FEDREP_SERVER__ALERTS__WEBHOOK"]["secretKeyRef"]
+
+
+def test_a_webhook_is_in_a_secret_and_nowhere_else() -> None:
+    url = "https://hooks.example.org/T0/B0/secret"
+    manifests, annotations, key = webhook_of({"settings": {"alerts": {"webhook": url, "missing_after": 30}}})
+    secret = one(manifests, "Secret", key["name"])
+    given = {"FEDREP_SERVER__ALERTS__WEBHOOK": base64.b64decode(secret["data"][key["key"]]).decode()}
+    assert load_settings(ServerSettings, None, "FEDREP_SERVER", given).alerts.webhook == url
+    assert "hooks.example.org" not in json.dumps([item for item in manifests if item != secret])
+    settings = tomllib.loads(one(manifests, "ConfigMap", "fed-fedrep-server")["data"]["server.toml"])
+    assert settings["alerts"] == {"missing_after": 30}
+    assert len(annotations["checksum/webhook"]) == 4, "too short to tell a right guess"
+
+
+def test_a_pod_restarts_when_its_webhook_changes() -> None:
+    first, second = (webhook_of({"settings": {"alerts": {"webhook": f"https://a.example.org/{end}"}}})[1] for end in "ab")
+    assert first["checksum/webhook"] != second["checksum/webhook"]
+
+
+def test_a_webhook_may_come_from_a_secret_that_is_there() -> None:
+    manifests, annotations, key = webhook_of({"webhook": {"existingSecret": "hook", "secretKey": "address"}})
+    assert key == {"name": "hook", "key": "address"}
+    assert "checksum/secrets" in annotations
+    assert not [item for item in manifests if item["kind"] == "Secret" and "webhook" in item["metadata"]["name"]]
 
 
 def test_a_seed_that_could_be_guessed_is_refused() -> None:

@@ -211,6 +211,19 @@ topologySpreadConstraints:
 {{- default (include "fedrep.serverService" .) .Values.server.identity.serverName -}}
 {{- end -}}
 
+{{- /* The address that gets the server's alerts, where it is among the values, and the Secret that holds it. */ -}}
+{{- define "fedrep.webhook" -}}
+{{- (get .Values.server.settings "alerts" | default dict).webhook | default "" -}}
+{{- end -}}
+
+{{- define "fedrep.webhookSecret" -}}
+{{- if .Values.server.webhook.existingSecret -}}
+{{- .Values.server.webhook.existingSecret -}}
+{{- else if include "fedrep.webhook" . -}}
+{{ include "fedrep.serverService" . }}-webhook
+{{- end -}}
+{{- end -}}
+
 {{- define "fedrep.dns" -}}
 - ports:
     - {port: 53, protocol: UDP}
@@ -300,10 +313,11 @@ state-{{ include "fedrep.fullname" . }}-silo-0
 {{- toJson $versions | sha256sum -}}
 {{- end -}}
 
-{{- /* The same for tokens that follow from a seed, without a cluster: 16 bits of what scrypt makes of it. A guess costs as much,
-       and of those that fit nearly all are wrong. */ -}}
-{{- define "fedrep.seedChecksum" -}}
-{{- derivePassword 1 "long" .Values.dashboard.tokens.seed (include "fedrep.dashboardTokens" .) "checksum/secrets" | sha256sum | trunc 4 | quote -}}
+{{- /* Called with (list text secret): the same for a Secret that the chart makes of a text among the values, which is there only
+       after the pods are rendered: 16 bits of what scrypt makes of it. A guess costs as much, and of those that fit nearly all
+       are wrong. */ -}}
+{{- define "fedrep.textChecksum" -}}
+{{- derivePassword 1 "long" (index . 0) (index . 1) "checksum/secrets" | sha256sum | trunc 4 | quote -}}
 {{- end -}}
 
 {{- /* Rules over several values, each with a sentence. Called once, from the service account. */ -}}
@@ -318,6 +332,9 @@ state-{{ include "fedrep.fullname" . }}-silo-0
 {{- end -}}
 {{- if and (eq $server.database.kind "sqlite") $server.database.existingSecret -}}
 {{- fail "server.database.existingSecret is set and server.database.kind is sqlite, which does not read it: set server.database.kind=postgresql, or leave existingSecret empty" -}}
+{{- end -}}
+{{- if and $server.webhook.existingSecret (include "fedrep.webhook" .) -}}
+{{- fail "server.webhook.existingSecret and server.settings.alerts.webhook both say where alerts go: keep the Secret and take the setting out, or the other way round" -}}
 {{- end -}}
 {{- if and $server.ingress.enabled (not $server.ingress.host) -}}
 {{- fail "server.ingress.host is empty: give the host name that silos dial; it must be in the server's certificate" -}}

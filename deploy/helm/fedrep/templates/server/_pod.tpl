@@ -9,8 +9,11 @@ metadata:
     {{- end }}
   annotations:
     checksum/config: {{ include (print $.Template.BasePath "/server/configmap.yaml") . | sha256sum }}
-    {{- if eq $server.database.kind "postgresql" }}
-    checksum/secrets: {{ include "fedrep.secretsChecksum" (list . $server.database.existingSecret) }}
+    {{- with compact (list $server.database.existingSecret $server.webhook.existingSecret) }}
+    checksum/secrets: {{ include "fedrep.secretsChecksum" (prepend . $) }}
+    {{- end }}
+    {{- with include "fedrep.webhook" . }}
+    checksum/webhook: {{ include "fedrep.textChecksum" (list . (include "fedrep.webhookSecret" $)) }}
     {{- end }}
     {{- with $server.podAnnotations }}
     {{- toYaml . | nindent 4 }}
@@ -25,7 +28,7 @@ spec:
       imagePullPolicy: {{ .Values.image.pullPolicy }}
       command: ["fedrep"]
       args: ["server", "--config", "/etc/fedrep/config/server.toml"]
-      {{- if or (eq $server.database.kind "postgresql") $server.extraEnv }}
+      {{- if or (eq $server.database.kind "postgresql") (include "fedrep.webhookSecret" .) $server.extraEnv }}
       env:
         {{- if eq $server.database.kind "postgresql" }}
         # Where standbys find this pod when it leads.
@@ -40,6 +43,13 @@ spec:
             secretKeyRef:
               name: {{ $server.database.existingSecret }}
               key: {{ $server.database.secretKey }}
+        {{- end }}
+        {{- with include "fedrep.webhookSecret" . }}
+        - name: FEDREP_SERVER__ALERTS__WEBHOOK
+          valueFrom:
+            secretKeyRef:
+              name: {{ . }}
+              key: {{ $server.webhook.secretKey }}
         {{- end }}
         {{- with $server.extraEnv }}
         {{- toYaml . | nindent 8 }}
