@@ -111,6 +111,8 @@ def changed(name: str, **parts: Any) -> Manifest:
         ({"ca": CA}, "federation is empty"),
         ({"federation": "lungs", "ca": CA | {"address": ""}}, "ca.address is empty"),
         ({"federation": "lungs", "ca": CA | {"server": ""}}, "ca.server is empty"),
+        ({"federation": "lungs", "ca": CA | {"address": "ca.example.org:8551"}}, "ca.address has a port"),
+        ({"federation": "lungs", "ca": CA | {"server": "federation.example.org"}}, "ca.server has no port"),
         ({"federation": "lungs", "ca": {"enabled": True}}, "ca.passphrase.existingSecret is empty"),
         (changed("silo-of-cert-manager") | {"federation": ""}, "federation is empty"),
         ({"networkPolicy": {"siloServerPort": 1}}, "siloServerPort"),

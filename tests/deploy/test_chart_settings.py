@@ -18,7 +18,8 @@ import pytest
 from fedrep_cli.free_ports import free_port
 from fedrep_identity.authority import CertificateAuthority, issue_credentials
 from fedrep_identity.certificates import Identity, Role
-from tests.deploy.chart import MATRIX, REPOSITORY, Manifest, case, one, render
+from fedrep_identity.settings import ADDRESSES_FILE, PublicAddresses
+from tests.deploy.chart import CA, MATRIX, REPOSITORY, Manifest, case, one, render
 
 FEDREP = [sys.executable, "-m", "fedrep_cli.main"]
 
@@ -85,6 +86,32 @@ def test_the_rendered_settings_of_a_silo_are_read_by_the_silo(tmp_path: Path) ->
     config = settings_file(case("existing-secrets"), "fed-fedrep-silo", "client.toml", tmp_path)
     done = run(["client", "status", "--json", "--config", str(config)], FEDREP_CLIENT__STATE=str(tmp_path / "state"))
     assert done.returncode == 0, done.stderr
+
+
+def start_of_an_authority(folder: Path, address: str, server: str) -> PublicAddresses:
+    """Runs what its pod runs before the authority, and says what invitations tell then."""
+    manifests = render({"federation": "lungs", "ca": CA | {"address": address, "server": server}})
+    (first,) = one(manifests, "StatefulSet", "fed-fedrep-ca")["spec"]["template"]["spec"]["initContainers"]
+    given = {"FEDREP_CA__FOLDER": str(folder), "FEDREP_CA_PASSPHRASE": "a passphrase for tests"}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "PATH": path, **given}
+    command = [*first["command"], *first["args"]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, cwd=REPOSITORY)
+    assert done.returncode == 0, done.stderr
+    return PublicAddresses.load(folder)
+
+
+def test_an_authority_is_made_once_and_invites_to_where_the_values_say(tmp_path: Path) -> None:
+    folder = tmp_path / "ca"
+    first = start_of_an_authority(folder, "ca.example.org", "federation.example.org:8550")
+    assert first == PublicAddresses("ca.example.org:8551", "ca.example.org:8552", "federation.example.org:8550")
+    key = (folder / "authority.key").read_bytes()
+    moved = PublicAddresses("ca.example.com:8551", "ca.example.com:8552", "federation.example.com:443")
+    assert start_of_an_authority(folder, "ca.example.com", "federation.example.com:443") == moved
+    (folder / ADDRESSES_FILE).unlink()  # a first start that was interrupted
+    assert start_of_an_authority(folder, "ca.example.com", "federation.example.com:443") == moved
+    assert (folder / "authority.key").read_bytes() == key
+    assert not list(folder.glob("*.new"))
 
 
 def test_the_rendered_settings_start_a_dashboard(identities: Path, tmp_path: Path) -> None:

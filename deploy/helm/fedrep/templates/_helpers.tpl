@@ -365,6 +365,12 @@ state-{{ include "fedrep.fullname" . }}-silo-0
 {{- end -}}
 {{- if not .Values.ca.address -}}{{- fail "ca.address is empty: give the host name under which silos reach the authority" -}}{{- end -}}
 {{- if not .Values.ca.server -}}{{- fail "ca.server is empty: give the host:port of the federation server that silos dial" -}}{{- end -}}
+{{- if regexMatch "^[^:]*:[^:]*$" .Values.ca.address -}}
+{{- fail "ca.address has a port: give the host name alone; silos find the authority on its ports 8551 and 8552" -}}
+{{- end -}}
+{{- if not (regexMatch "^.+:[0-9]+$" .Values.ca.server) -}}
+{{- fail "ca.server has no port: give the host:port of the federation server that silos dial, such as federation.example.org:8550" -}}
+{{- end -}}
 {{- end -}}
 {{- if and .Values.dashboard.enabled (not $server.enabled) (not (get .Values.dashboard.settings "server")) -}}
 {{- fail "dashboard.settings.server is empty and this release runs no server: give the host:port of the server the dashboard shows" -}}
