@@ -16,6 +16,7 @@ from itertools import takewhile
 import grpc
 import structlog
 
+from fedrep.errors import FedrepError
 from fedrep.wire.v1 import observer_pb2
 from fedrep_dashboard import schema, view
 from fedrep_dashboard.history import History
@@ -251,8 +252,15 @@ class Feeds:
                 tried = time.monotonic()
             elif time.monotonic() - tried > REOPEN_SECONDS:
                 tried = time.monotonic()
-                await self.observer.start()
+                await self._reopen()
             await asyncio.sleep(self._poll_seconds)
+
+    async def _reopen(self) -> None:
+        """A key and a certificate that are being replaced just now cannot be read; they are tried again, like the server."""
+        try:
+            await self.observer.start()
+        except (FedrepError, OSError) as error:
+            log.warning("credentials not read", problem=str(error))
 
     async def close(self) -> None:
         for feed in self._feeds.values():

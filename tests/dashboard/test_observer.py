@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+import grpc
 import pytest
 
+from fedrep.errors import SettingsError
+from fedrep_dashboard.feed import Feeds
 from fedrep_dashboard.observer import Observer, ServerUnreachableError
 from tests.harness.dashboard_server import ScriptedServer, scripted_run
 from tests.harness.dashboard_site import insecure, shared_loop
@@ -36,6 +39,36 @@ def test_a_new_channel_ends_open_streams_as_unreachable_and_serves_the_next_call
         watching.cancel()
         with pytest.raises(asyncio.CancelledError):
             await watching
+        await observer.close()
+
+    asyncio.run_coroutine_threadsafe(play(), shared_loop()).result(120)
+    server.die()
+
+
+def test_a_key_that_could_not_be_read_while_the_server_was_away_does_not_end_the_polling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedrep_dashboard.feed.REOPEN_SECONDS", 0.0)
+    server = ScriptedServer().start()
+    server.add(scripted_run("digits"), 2)
+
+    async def play() -> None:
+        opened: list[str] = []
+
+        def open_channel() -> grpc.aio.Channel:
+            opened.append("")
+            if len(opened) == 2:
+                raise SettingsError("key.pem and cert.pem do not belong together.")
+            return insecure(server.address if len(opened) > 2 else "127.0.0.1:1").open_channel()
+
+        observer = Observer(open_channel, server.address)
+        await observer.start()
+        feeds = Feeds(observer, 0.01)
+        changed, polling = feeds.changed, asyncio.create_task(feeds.poll())
+        seen = asyncio.create_task(changed.wait())
+        await asyncio.wait((seen, polling), return_when=asyncio.FIRST_COMPLETED, timeout=120)
+        assert not polling.done()
+        assert [run.name for run in feeds.known_runs()] == ["digits"]
+        polling.cancel()
+        await feeds.close()
         await observer.close()
 
     asyncio.run_coroutine_threadsafe(play(), shared_loop()).result(120)

@@ -161,3 +161,51 @@ def test_a_renewal_that_meets_a_full_disk_is_tried_again(
 
     with_server(authority, body)
     assert any(line["event"] == "renewal_failed" and "No space left" in line["problem"] for line in lines)
+
+
+def test_a_pair_that_could_not_be_read_once_is_renewed_all_the_same(
+    authority: CertificateAuthority, tmp_path: Path, lines: list[Any]
+) -> None:
+    folder = tmp_path / "silo"
+
+    async def body(server: AuthorityServer) -> None:
+        before = await enrol(invitation_for(authority, server).token(), folder)
+        renewed: asyncio.Queue[Credentials] = asyncio.Queue()
+        whole = (folder / "key.pem").read_bytes()
+        (folder / "key.pem").write_bytes(whole[:40])
+        due = renewal_time(before.certificate)
+        task = asyncio.create_task(keep_renewed(folder, renewed.put, check_every=0.01, now=lambda: due))
+        while not task.done() and not any(line["event"] == "credentials_not_read" for line in lines):
+            await asyncio.sleep(0.01)
+        assert not task.done()
+        (folder / "key.pem").write_bytes(whole)
+        await asyncio.wait_for(renewed.get(), SECONDS)
+        task.cancel()
+
+    with_server(authority, body)
+
+
+def test_a_revocation_list_that_met_a_full_disk_is_published_later(
+    authority: CertificateAuthority, monkeypatch: pytest.MonkeyPatch, lines: list[Any]
+) -> None:
+    publish, calls = CertificateAuthority.publish_revocations, []
+
+    async def body(server: AuthorityServer) -> None:
+        written = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def full_at_first(self: CertificateAuthority) -> bytes:
+            calls.append(1)
+            if len(calls) == 1:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            bundle = publish(self)
+            loop.call_soon_threadsafe(written.set)
+            return bundle
+
+        monkeypatch.setattr(CertificateAuthority, "publish_revocations", full_at_first)
+        await asyncio.wait_for(written.wait(), SECONDS)
+
+    monkeypatch.setattr("fedrep_identity.authority_server.LIST_LIFETIME", dt.timedelta(seconds=0.02))
+    monkeypatch.setattr("fedrep_identity.authority_server.PUBLISH_AGAIN_SECONDS", 0.01)
+    with_server(authority, body)
+    assert any(line["event"] == "revocations_not_published" and "No space left" in line["problem"] for line in lines)

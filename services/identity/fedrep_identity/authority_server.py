@@ -38,6 +38,7 @@ from fedrep_runtime.status import abort_with
 from fedrep_runtime.tls import KeyPair, require_tls13, server_credentials, server_options
 
 LARGEST_MESSAGE = 16 * 1024
+PUBLISH_AGAIN_SECONDS = 60.0
 Answer = TypeVar("Answer")
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 _log = structlog.get_logger(__name__)
@@ -143,10 +144,20 @@ class AuthorityServer:
         return server
 
     async def _keep_list_fresh(self) -> None:
-        """A list is signed anew at half its life, so that nobody has to wonder whether the authority is still there."""
+        """A list is signed anew at half its life, so that nobody has to wonder whether the authority is still there.
+
+        One that could not be written, as on a full disk, is tried again and said each time: were it given up, the last list would
+        end while everything else looks well.
+        """
+        wait = LIST_LIFETIME.total_seconds() / 2
         while True:
-            await asyncio.sleep(LIST_LIFETIME.total_seconds() / 2)
-            await asyncio.to_thread(self._desk.authority.publish_revocations)
+            await asyncio.sleep(wait)
+            try:
+                await asyncio.to_thread(self._desk.authority.publish_revocations)
+                wait = LIST_LIFETIME.total_seconds() / 2
+            except Exception as error:  # whatever it is, the next list is still due
+                _log.exception("revocations_not_published", problem=str(error))
+                wait = PUBLISH_AGAIN_SECONDS
 
     async def stop(self, grace: float = 1.0) -> None:
         if self._publishing is not None:

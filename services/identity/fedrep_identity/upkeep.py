@@ -15,6 +15,7 @@ from fedrep_identity.certificates import REVOCATIONS_FILE, Credentials
 from fedrep_identity.enrolment_client import AuthorityRevocations, renew
 from fedrep_identity.folder import FederationAddresses, renewal_time
 
+READ_AGAIN_SECONDS = 60.0
 OnRenewed = Callable[[Credentials], Awaitable[None]]
 _log = structlog.get_logger(__name__)
 
@@ -46,9 +47,15 @@ async def keep_renewed(
     check_every: float = 3600.0,
     now: Callable[[], dt.datetime] = lambda: dt.datetime.now(dt.UTC),
 ) -> None:
-    """Renew at two thirds of life. A renewal that fails is tried again, and said each time."""
+    """Renew at two thirds of life. A renewal that fails is tried again, and said each time; so is a pair that cannot be read,
+    which somebody may be copying into place."""
     while True:
-        certificate = Credentials.load(folder).certificate
+        try:
+            certificate = Credentials.load(folder).certificate
+        except (FedrepError, OSError) as error:
+            _log.warning("credentials_not_read", problem=str(error), folder=str(folder))
+            await asyncio.sleep(min(check_every, READ_AGAIN_SECONDS))
+            continue
         if now() >= renewal_time(certificate):
             try:
                 fresh = await renew(folder)
