@@ -27,6 +27,7 @@ from fedrep_dashboard.request_bodies import REASON as TOO_LARGE
 from fedrep_dashboard.request_bodies import LimitBodies
 from fedrep_dashboard.security import SecurityHeaders
 from fedrep_dashboard.settings import DashboardSettings
+from fedrep_identity.upkeep import tend_credentials
 
 STATIC = Path(__file__).parent / "static"
 NOT_BUILT = "The pages are not built. Run `npm ci && npm run build` in dashboard/web; the REST interface works meanwhile."
@@ -48,10 +49,14 @@ def create_app(settings: DashboardSettings, connection: Connection | None = None
     observer = Observer(connection.open_channel, settings.server)
     feeds = Feeds(observer, settings.poll_seconds)
 
+    async def tended() -> None:
+        if settings.credentials is not None:
+            await tend_credentials(settings.credentials, lambda _: feeds.reopen())
+
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         await observer.start()
-        async with background(feeds.poll):
+        async with background(feeds.poll), background(tended):
             yield
         await feeds.close()
         await observer.close()

@@ -252,11 +252,12 @@ class Feeds:
                 tried = time.monotonic()
             elif time.monotonic() - tried > REOPEN_SECONDS:
                 tried = time.monotonic()
-                await self._reopen()
+                await self.reopen()
             await asyncio.sleep(self._poll_seconds)
 
-    async def _reopen(self) -> None:
-        """A key and a certificate that are being replaced just now cannot be read; they are tried again, like the server."""
+    async def reopen(self) -> None:
+        """Go on over a channel that presents the certificate of now. While one is being replaced it cannot be read, and is tried
+        again when the server no longer answers to the old one."""
         try:
             await self.observer.start()
         except (FedrepError, OSError) as error:

@@ -17,7 +17,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
 from fedrep_cli.main import main
-from fedrep_identity.authority import REGISTER_FILE
+from fedrep_identity.authority import REGISTER_FILE, CertificateAuthority, certificate_request
 from fedrep_identity.certificates import Credentials
 from fedrep_identity.names import Role
 from fedrep_identity.register import Register
@@ -223,6 +223,38 @@ def test_init_again_keeps_what_a_person_edited_and_invites_who_is_new(
     assert "does not list hospital-b" in steps["run.toml"]["text"]
     assert main(["init", "livers", "--folder", str(tmp_path)]) == 1
     assert "already holds the federation 'lungs'" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("passphrase")
+def test_init_again_names_a_certificate_that_has_ended_and_signs_it_anew_unless_it_was_revoked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["init", "lungs", "--folder", str(tmp_path), *ports()]) == 0
+    authority = CertificateAuthority.open(tmp_path / "ca", PASSPHRASE)
+    held = Credentials.load(tmp_path / "dashboard")
+
+    def end() -> None:
+        chain = authority.sign(certificate_request(held.private_key), held.identity, days=-0.001)
+        (tmp_path / "dashboard" / "cert.pem").write_bytes(chain)
+
+    def again() -> dict[str, str]:
+        capsys.readouterr()
+        assert main(["init", "--folder", str(tmp_path), "--json"]) == 0
+        steps: list[dict[str, str]] = json.loads(capsys.readouterr().out)["steps"]
+        return next(step for step in steps if step["what"] == "dashboard/")
+
+    end()
+    step = again()
+    assert step["state"] == "done"
+    assert "its certificate ended on" in step["text"]
+    renewed = Credentials.load(tmp_path / "dashboard")
+    renewed.check()
+    assert renewed.fingerprint == held.fingerprint
+    end()
+    authority.revoke("dashboard")
+    step = again()
+    assert step["state"] == "kept"
+    assert "was revoked: move the folder away" in step["text"]
 
 
 @pytest.mark.usefixtures("passphrase")

@@ -17,7 +17,7 @@ from pathlib import Path
 from fedrep.errors import ConflictError, FedrepError, InvalidInputError, SettingsError
 from fedrep_cli.settings_file import commented_toml
 from fedrep_cli.steps import DONE, KEPT, Step, settings_step
-from fedrep_identity.authority import AUTHORITY_KEY, REGISTER_FILE, CertificateAuthority
+from fedrep_identity.authority import AUTHORITY_KEY, REGISTER_FILE, CertificateAuthority, certificate_request
 from fedrep_identity.certificates import REVOCATIONS_FILE, ROOT_FILE, Credentials, TrustStore
 from fedrep_identity.folder import FederationAddresses, finish_installation, install, prepare_request
 from fedrep_identity.invitations import DEFAULT_HOURS, Invitation, invite
@@ -151,12 +151,28 @@ class Founding:
                 raise ConflictError(
                     f"{folder} holds the certificate of {held.identity.uri}, not of {identity.uri}. Give another --folder."
                 )
+            return self._kept_or_signed_anew(place, held, text, hosts)
+        self._sign(folder, prepare_request(folder), identity, hosts)
+        return Step(f"{place}/", DONE, text)
+
+    def _kept_or_signed_anew(self, place: str, held: Credentials, text: str, hosts: Hosts | None) -> Step:
+        """A certificate that has ended cannot be renewed over the network, where nobody accepts it any more; its key stays."""
+        end = held.certificate.not_valid_after_utc
+        if dt.datetime.now(dt.UTC) <= end:
             return Step(f"{place}/", KEPT, text)
-        chain = self._authority.sign(prepare_request(folder), identity, hosts=hosts)
+        ended = f"its certificate ended on {end:%Y-%m-%d %H:%M} UTC"
+        of_key = (issued for issued in self._register.certificates(held.identity.name) if issued.fingerprint == held.fingerprint)
+        if any(issued.revoked_at for issued in of_key):
+            hint = f"{ended} and it was revoked: move the folder away and repeat fedrep init for a new key"
+            return Step(f"{place}/", KEPT, hint)
+        self._sign(self._plan.folder / place, certificate_request(held.private_key), held.identity, hosts)
+        return Step(f"{place}/", DONE, f"{text}; {ended} and was signed anew for the same key")
+
+    def _sign(self, folder: Path, request: bytes, identity: Identity, hosts: Hosts | None) -> None:
+        chain = self._authority.sign(request, identity, hosts=hosts)
         addresses = FederationAddresses(self.federation, self.public.server, self.public.enrolment, self.public.certificates)
         revocations = (self._ca / REVOCATIONS_FILE).read_bytes()
         install(folder, chain, self._authority.root, revocations, addresses=addresses, expected=identity)
-        return Step(f"{place}/", DONE, text)
 
     def _invitation_step(self, name: str, role: Role, hosts: Hosts | None = None) -> Step:
         path, now = self.token_file(name), dt.datetime.now(dt.UTC)
