@@ -194,11 +194,11 @@ def test_a_revocation_list_that_met_a_full_disk_is_published_later(
         written = asyncio.Event()
         loop = asyncio.get_running_loop()
 
-        def full_at_first(self: CertificateAuthority) -> bytes:
+        def full_at_first(self: CertificateAuthority, life: dt.timedelta) -> bytes:
             calls.append(1)
             if len(calls) == 1:
                 raise OSError(errno.ENOSPC, "No space left on device")
-            bundle = publish(self)
+            bundle = publish(self, life)
             loop.call_soon_threadsafe(written.set)
             return bundle
 

@@ -33,9 +33,9 @@ def signed(authority: CertificateAuthority, days: float) -> bytes:
     return leaf.public_bytes(Encoding.PEM) + authority.chain
 
 
-def strict(root: CertificateAuthority) -> TrustStore:
+def strict(root: CertificateAuthority, life: dt.timedelta | None = None) -> TrustStore:
     trust = TrustStore(root.root, needs_lists=True)
-    trust.update_revocations(root.publish_revocations())
+    trust.update_revocations(root.publish_revocations(life))
     return trust
 
 
@@ -68,7 +68,7 @@ def test_the_roots_own_list_is_needed_and_ends_the_intermediate(root: Certificat
     cluster = CertificateAuthority.create_intermediate(tmp_path / "cluster", root, PASSPHRASE, unlisted_days=30)
     chain = signed(cluster, 30)
     assert refused(TrustStore(root.root, needs_lists=True), chain) == "NO_REVOCATION_LIST"
-    trust = strict(root)
+    trust = strict(root, dt.timedelta(days=7))
     (known,) = trust.revoked.lists.values()
     assert refused(trust, chain, known.next_update + dt.timedelta(seconds=1)) == "NO_REVOCATION_LIST"
     (name,) = {issued.name for issued in root.register.certificates()}

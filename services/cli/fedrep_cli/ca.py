@@ -211,6 +211,28 @@ def server_cert(
     emit(describe_credentials(credentials, out), as_json, render_credentials)
 
 
+@app.command()
+def crl(
+    upper: Annotated[
+        Path | None,
+        typer.Option(help="The root's crl.pem, for an intermediate to carry along.", exists=True, dir_okay=False),
+    ] = None,
+    folder: Folder = Path("ca"),
+    passphrase_file: PassphraseFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Sign the revocation list anew: a root's that lies offline, yearly, then bring it to its intermediates by --upper."""
+    authority = CertificateAuthority.open(folder, read_passphrase(passphrase_file))
+    if upper is not None:
+        authority.take_upper_revocations(upper.read_bytes())
+    else:
+        authority.publish_revocations()
+    own = authority.trust_store().revoked.lists[authority.certificate.subject.public_bytes()]
+    carried = authority.upper_revocations()
+    result = {"list": folder / REVOCATIONS_FILE, "due": own.next_update, "root_due": carried and carried.next_update}
+    emit(result, as_json, _render_revocations)
+
+
 @app.command("list")
 def list_(folder: Folder = Path("ca"), as_json: AsJson = False) -> None:
     """Certificates and invitations, with what has become of them."""
@@ -317,6 +339,14 @@ def _render_signed(result: Mapping[str, Any]) -> str:
         f"Signed {result['identity']} until {result['expires']:%Y-%m-%d %H:%M} UTC; bundle in {result['bundle']}.\n"
         "Bring the bundle to the silo, tell it the root's fingerprint by another way, and run there:\n"
         f"  fedrep enroll --install {Path(result['bundle']).name} --root-fingerprint {result['root_fingerprint']}"
+    )
+
+
+def _render_revocations(result: Mapping[str, Any]) -> str:
+    carried = f" That of the root, which it carries, is due by {result['root_due']:%Y-%m-%d}." if result["root_due"] else ""
+    return (
+        f"The new list is {result['list']}; copy it to servers that cannot ask the authority.\n"
+        f"A newer one is due by {result['due']:%Y-%m-%d}.{carried}"
     )
 
 

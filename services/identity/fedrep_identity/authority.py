@@ -36,6 +36,7 @@ from fedrep_identity.keyfile import private_key_pem, seal_key, unseal_key
 from fedrep_identity.minting import limits_to, roles_of
 from fedrep_identity.names import Identity, Role, check_name
 from fedrep_identity.register import Hosts, IssuedCertificate, Register
+from fedrep_identity.revocation import RevocationList
 from fedrep_identity.templates import BACKDATE, authority_certificate, leaf_certificate, subject_of
 from fedrep_runtime.files import taking_turns, write_atomically
 
@@ -48,6 +49,10 @@ AUTHORITY_KEY, AUTHORITY_CHAIN, REGISTER_FILE, UPPER_REVOCATIONS = (
 LEAF_DAYS = 30
 LARGEST_REQUEST = 8192
 LIST_LIFETIME = dt.timedelta(days=7)
+# Of a root that has made an intermediate and lies in a safe since: nobody takes it out every week to sign. What its list
+# can revoke are intermediates and the few that the root signed itself; the many are on an intermediate's list.
+OFFLINE_LIST_LIFETIME = dt.timedelta(days=365)
+INTERMEDIATE_PREFIX = "issuing-"
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,7 @@ class CertificateAuthority:
         if root.chain:
             raise InvalidInputError("An intermediate is signed by the root; this authority is itself an intermediate.")
         key = ec.generate_private_key(ec.SECP256R1())
-        name = f"issuing-{secrets.token_hex(4)}"  # the name under which the root can revoke it
+        name = f"{INTERMEDIATE_PREFIX}{secrets.token_hex(4)}"  # the name under which the root can revoke it
         subject = subject_of(root.federation, name)
         issuer, limits = root.certificate.subject, limits_to(roles, unlisted_days)
         certificate = authority_certificate(subject, key, issuer, root._key, path_length=0, days=365 * years, limits=limits)
@@ -245,23 +250,29 @@ class CertificateAuthority:
         self.publish_revocations()
         return count
 
-    def publish_revocations(self) -> bytes:
+    @property
+    def list_life(self) -> dt.timedelta:
+        """How long a list may be believed that nobody is there to sign anew."""
+        made = (issued.name.startswith(INTERMEDIATE_PREFIX) for issued in self.register.certificates() if not issued.hosts)
+        return OFFLINE_LIST_LIFETIME if not self.chain and any(made) else LIST_LIFETIME
+
+    def publish_revocations(self, life: dt.timedelta | None = None) -> bytes:
         """Sign a new, higher-numbered list, write it to `crl.pem`, and return that bundle.
 
         One process at a time: a list prepared before a revocation must not be written after the one that has it.
         """
         with taking_turns(self.folder / ".crl.lock"):
-            bundle = self._signed_list()
+            bundle = self._signed_list(life or self.list_life)
             write_atomically(self.folder / REVOCATIONS_FILE, bundle, 0o644)
         return bundle
 
-    def _signed_list(self) -> bytes:
+    def _signed_list(self, life: dt.timedelta) -> bytes:
         now = dt.datetime.now(dt.UTC).replace(microsecond=0)
         builder = (
             x509.CertificateRevocationListBuilder()
             .issuer_name(self.certificate.subject)
             .last_update(now - BACKDATE)
-            .next_update(now + LIST_LIFETIME)
+            .next_update(now + life)
             .add_extension(x509.CRLNumber(self.register.next_number("crl", time.time_ns() // 10**6)), critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
         )
@@ -280,9 +291,28 @@ class CertificateAuthority:
 
     def take_upper_revocations(self, bundle: bytes) -> None:
         """Carry the root's own list along, so that a revoked intermediate is known to everybody who asks."""
-        TrustStore(self.root).update_revocations(bundle)
-        write_atomically(self.folder / UPPER_REVOCATIONS, bundle, 0o644)
+        if not self.chain:
+            raise InvalidInputError("This is the root, which signs its list itself: fedrep ca crl without --upper.")
+        brought, known = self._list_of_root(bundle), self.upper_revocations()
+        if brought is None:
+            raise InvalidInputError("There is no list of the root's in this file. Bring crl.pem from the root's folder.")
+        if known is not None and brought.number < known.number:
+            raise ConflictError(
+                f"This list of the root's was signed on {brought.issued:%Y-%m-%d}, and the one that is carried already on "
+                f"{known.issued:%Y-%m-%d}. Sign a new one with the root: fedrep ca crl."
+            )
+        write_atomically(self.folder / UPPER_REVOCATIONS, brought.pem, 0o644)
         self.publish_revocations()
+
+    def upper_revocations(self) -> RevocationList | None:
+        """The root's list that an intermediate carries."""
+        upper = self.folder / UPPER_REVOCATIONS
+        return self._list_of_root(upper.read_bytes()) if upper.exists() else None
+
+    def _list_of_root(self, bundle: bytes) -> RevocationList | None:
+        trust = TrustStore(self.root)
+        trust.update_revocations(bundle)
+        return trust.revoked.lists.get(trust.root.subject.public_bytes())
 
 
 def public_key_of(request: bytes) -> ec.EllipticCurvePublicKey:

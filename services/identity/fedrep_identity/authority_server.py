@@ -39,6 +39,7 @@ from fedrep_runtime.tls import KeyPair, require_tls13, server_credentials, serve
 
 LARGEST_MESSAGE = 16 * 1024
 PUBLISH_AGAIN_SECONDS = 60.0
+SAY_ROOT_LIST_ENDS = dt.timedelta(days=60)  # before; a safe is not opened at a day's notice
 Answer = TypeVar("Answer")
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 _log = structlog.get_logger(__name__)
@@ -129,7 +130,7 @@ class AuthorityServer:
         self._servers = [open_port, closed_port]
         if self._addresses.health_port is not None:
             self._servers.append(await self._health_server(host, self._addresses.health_port))
-        await asyncio.to_thread(self._desk.authority.publish_revocations)
+        await asyncio.to_thread(self._publish)
         for server in self._servers:
             await server.start()
         self._publishing = asyncio.create_task(self._keep_list_fresh())
@@ -153,11 +154,22 @@ class AuthorityServer:
         while True:
             await asyncio.sleep(wait)
             try:
-                await asyncio.to_thread(self._desk.authority.publish_revocations)
+                await asyncio.to_thread(self._publish)
                 wait = LIST_LIFETIME.total_seconds() / 2
             except Exception as error:  # whatever it is, the next list is still due
                 _log.exception("revocations_not_published", problem=str(error))
                 wait = PUBLISH_AGAIN_SECONDS
+
+    def _publish(self) -> None:
+        authority = self._desk.authority
+        authority.publish_revocations(LIST_LIFETIME)
+        upper = authority.upper_revocations()
+        if upper is not None and upper.next_update - dt.datetime.now(dt.UTC) < SAY_ROOT_LIST_ENDS:
+            _log.warning(
+                "root_list_ending",
+                ends=upper.next_update.isoformat(),
+                do="sign a new one with the root (fedrep ca crl) and bring it here (fedrep ca crl --upper FILE)",
+            )
 
     async def stop(self, grace: float = 1.0) -> None:
         if self._publishing is not None:
