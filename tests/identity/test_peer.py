@@ -26,7 +26,13 @@ from fedrep_identity.diagnosis import Outcome, diagnose
 from fedrep_identity.enrolment import EnrolmentDesk
 from fedrep_identity.enrolment_client import AuthorityRevocations
 from fedrep_identity.folder import FederationAddresses, key_pair_loader
-from fedrep_identity.peer import follow_revocations, peer_certificate, revocations_from_file, until_unwelcome
+from fedrep_identity.peer import (
+    follow_revocations,
+    peer_certificate,
+    refresh_revocations,
+    revocations_from_file,
+    until_unwelcome,
+)
 from fedrep_identity.register import Hosts
 from fedrep_runtime.files import write_atomically
 from fedrep_runtime.status import abort_with, error_of
@@ -208,6 +214,23 @@ def test_revocation_ends_an_open_stream_by_file(authority: CertificateAuthority,
             assert "was revoked on" in str(refusal)
             assert await outcome(port, silo, authority.root) == "CERTIFICATE_REVOKED"
         follower.cancel()
+
+    asyncio.run(run())
+
+
+def test_a_damaged_list_is_complained_of_until_a_better_one_is_there(authority: CertificateAuthority, tmp_path: Path) -> None:
+    path, whole = tmp_path / "crl.pem", (authority.folder / "crl.pem").read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    trust, source = TrustStore(authority.root), revocations_from_file(path)
+
+    async def run() -> None:
+        for _ in range(2):
+            with pytest.raises(CryptoError, match="cannot be read"):
+                await refresh_revocations(trust, source)
+        write_atomically(path, whole)
+        await refresh_revocations(trust, source)
+        assert trust.revoked.lists
+        assert await source() is None
 
     asyncio.run(run())
 

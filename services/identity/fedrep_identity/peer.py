@@ -55,24 +55,30 @@ async def until_unwelcome(trust: TrustStore, peer: PeerCertificate, every: float
 RevocationSource = Callable[[], Awaitable[bytes | None]]
 
 
-def revocations_from_file(path: Path) -> RevocationSource:
-    """A bundle that somebody else puts there: None while it has not changed."""
-    seen: tuple[int, int, int] | None = None
+class RevocationsFile:
+    """A bundle that somebody else puts there: None while it is the one that was believed last. One that was not is read again,
+    and complained of again, until a better one is there."""
 
-    async def read() -> bytes | None:
-        nonlocal seen
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read: tuple[int, int, int] | None = None
+        self._believed: tuple[int, int, int] | None = None
+
+    async def __call__(self) -> bytes | None:
         try:
-            state = path.stat()
+            state = self._path.stat()
         except FileNotFoundError:
             return None
-        stamp = (state.st_mtime_ns, state.st_size, state.st_ino)
-        if stamp == seen:
-            return None
-        bundle = path.read_bytes()
-        seen = stamp
-        return bundle
+        self._read = (state.st_mtime_ns, state.st_size, state.st_ino)
+        return None if self._read == self._believed else self._path.read_bytes()
 
-    return read
+    def believed(self) -> None:
+        """Said by who took what was read last."""
+        self._believed = self._read
+
+
+def revocations_from_file(path: Path) -> RevocationsFile:
+    return RevocationsFile(path)
 
 
 async def refresh_revocations(trust: TrustStore, source: RevocationSource) -> None:
@@ -82,6 +88,8 @@ async def refresh_revocations(trust: TrustStore, source: RevocationSource) -> No
         return
     known = len(trust.revoked)
     trust.update_revocations(bundle)
+    if isinstance(source, RevocationsFile):
+        source.believed()
     if len(trust.revoked) != known:
         _log.info("revocations_updated", revoked=len(trust.revoked))
 
