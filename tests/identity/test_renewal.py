@@ -206,6 +206,6 @@ def test_a_revocation_list_that_met_a_full_disk_is_published_later(
         await asyncio.wait_for(written.wait(), SECONDS)
 
     monkeypatch.setattr("fedrep_identity.authority_server.LIST_LIFETIME", dt.timedelta(seconds=0.02))
-    monkeypatch.setattr("fedrep_identity.authority_server.PUBLISH_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr("fedrep_identity.authority_server.LOOK_AT_LIST_SECONDS", 0.01)
     with_server(authority, body)
     assert any(line["event"] == "revocations_not_published" and "No space left" in line["problem"] for line in lines)

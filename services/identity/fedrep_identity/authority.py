@@ -20,7 +20,15 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509.oid import NameOID
 
-from fedrep.errors import ConflictError, DecodeError, InvalidInputError, NotFoundError, RefusedError, SettingsError
+from fedrep.errors import (
+    ConflictError,
+    CryptoError,
+    DecodeError,
+    InvalidInputError,
+    NotFoundError,
+    RefusedError,
+    SettingsError,
+)
 from fedrep_identity.authority_name import AUTHORITY_NAME, OWN_NAME
 from fedrep_identity.certificates import (
     CERTIFICATE_FILE,
@@ -36,7 +44,7 @@ from fedrep_identity.keyfile import private_key_pem, seal_key, unseal_key
 from fedrep_identity.minting import limits_to, roles_of
 from fedrep_identity.names import Identity, Role, check_name
 from fedrep_identity.register import Hosts, IssuedCertificate, Register
-from fedrep_identity.revocation import RevocationList
+from fedrep_identity.revocation import RevocationList, parse_revocations
 from fedrep_identity.templates import BACKDATE, authority_certificate, leaf_certificate, subject_of
 from fedrep_runtime.files import taking_turns, write_atomically
 
@@ -255,6 +263,17 @@ class CertificateAuthority:
         """How long a list may be believed that nobody is there to sign anew."""
         made = (issued.name.startswith(INTERMEDIATE_PREFIX) for issued in self.register.certificates() if not issued.hosts)
         return OFFLINE_LIST_LIFETIME if not self.chain and any(made) else LIST_LIFETIME
+
+    def list_is_due(self, life: dt.timedelta) -> bool:
+        """Half of its life is over, nobody can read it, or it is from a time that has not come: the clock was set back since."""
+        authorities = [*load_chain(self.root), *(load_chain(self.chain) if self.chain else ())]
+        try:
+            lists = parse_revocations((self.folder / REVOCATIONS_FILE).read_bytes(), authorities)
+        except (FileNotFoundError, CryptoError):
+            return True
+        own = [known.issued for known in lists if known.issuer == self.certificate.subject.public_bytes()]
+        now = dt.datetime.now(dt.UTC)
+        return not any(issued <= now < issued + life / 2 for issued in own)
 
     def publish_revocations(self, life: dt.timedelta | None = None) -> bytes:
         """Sign a new, higher-numbered list, write it to `crl.pem`, and return that bundle.

@@ -38,7 +38,7 @@ from fedrep_runtime.status import abort_with
 from fedrep_runtime.tls import KeyPair, require_tls13, server_credentials, server_options
 
 LARGEST_MESSAGE = 16 * 1024
-PUBLISH_AGAIN_SECONDS = 60.0
+LOOK_AT_LIST_SECONDS = 60.0
 SAY_ROOT_LIST_ENDS = dt.timedelta(days=60)  # before; a safe is not opened at a day's notice
 Answer = TypeVar("Answer")
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
@@ -73,21 +73,24 @@ class Addresses:
 
 
 class _OwnCertificate:
-    """Made in memory, replaced at two thirds of its life; asked at every handshake."""
+    """Made in memory, replaced at two thirds of its life, or when the clock is set back before its beginning; asked at every
+    handshake."""
 
     def __init__(self, desk: EnrolmentDesk) -> None:
         self._desk = desk
         self._pair: KeyPair | None = None
-        self._renew_at = dt.datetime.min.replace(tzinfo=dt.UTC)
+        self._begins = self._renew_at = dt.datetime.min.replace(tzinfo=dt.UTC)
 
     def load(self) -> KeyPair:
         now = dt.datetime.now(dt.UTC)
-        if self._pair is None or now >= self._renew_at:
+        if self._pair is None or not self._begins <= now < self._renew_at:
             authority = self._desk.authority
             key = ec.generate_private_key(ec.SECP256R1())
             identity = Identity(OWN_NAME, Role.SERVER, authority.federation)
             chain = authority.sign(certificate_request(key), identity, hosts=Hosts((AUTHORITY_NAME,)))
-            self._renew_at = now + (load_chain(chain)[0].not_valid_after_utc - now) * 2 / 3
+            certificate = load_chain(chain)[0]
+            self._begins = certificate.not_valid_before_utc
+            self._renew_at = now + (certificate.not_valid_after_utc - now) * 2 / 3
             # The root goes along for those who only know its fingerprint yet.
             self._pair = KeyPair(private_key_pem(key), chain + authority.root)
         return self._pair
@@ -105,6 +108,7 @@ class AuthorityServer:
         self.health_port: int | None = None
 
     async def start(self) -> None:
+        await asyncio.to_thread(self._publish)  # before anybody reads what lies there, from whatever time it is
         own = _OwnCertificate(self._desk)
         root, host = self._desk.authority.root, self._addresses.host
         options = [
@@ -130,7 +134,6 @@ class AuthorityServer:
         self._servers = [open_port, closed_port]
         if self._addresses.health_port is not None:
             self._servers.append(await self._health_server(host, self._addresses.health_port))
-        await asyncio.to_thread(self._publish)
         for server in self._servers:
             await server.start()
         self._publishing = asyncio.create_task(self._keep_list_fresh())
@@ -148,17 +151,15 @@ class AuthorityServer:
         """A list is signed anew at half its life, so that nobody has to wonder whether the authority is still there.
 
         One that could not be written, as on a full disk, is tried again and said each time: were it given up, the last list would
-        end while everything else looks well.
+        end while everything else looks well. The list's own dates are looked at, since the clock may be set.
         """
-        wait = LIST_LIFETIME.total_seconds() / 2
         while True:
-            await asyncio.sleep(wait)
+            await asyncio.sleep(LOOK_AT_LIST_SECONDS)
             try:
-                await asyncio.to_thread(self._publish)
-                wait = LIST_LIFETIME.total_seconds() / 2
+                if self._desk.authority.list_is_due(LIST_LIFETIME):
+                    await asyncio.to_thread(self._publish)
             except Exception as error:  # whatever it is, the next list is still due
                 _log.exception("revocations_not_published", problem=str(error))
-                wait = PUBLISH_AGAIN_SECONDS
 
     def _publish(self) -> None:
         authority = self._desk.authority

@@ -32,6 +32,7 @@ CLOCK_SKEW = dt.timedelta(minutes=5)
 KEY_FILE, CERTIFICATE_FILE, ROOT_FILE, REVOCATIONS_FILE = "key.pem", "cert.pem", "root.pem", "crl.pem"
 # A new key and its certificate cannot be renamed in one step; until both are in place they stand beside the old ones.
 NEXT_KEY_FILE, NEXT_CERTIFICATE_FILE = "next-key.pem", "next-cert.pem"
+LIST_NOT_YET_VALID = "REVOCATION_LIST_NOT_YET_VALID"
 _REMEMBERED_CHAINS = 4096
 
 
@@ -210,7 +211,11 @@ class TrustStore:
         return _Proven(peer, path, leaf.not_valid_after_utc, min(each.not_valid_after_utc for each in path[1:]))
 
     def update_revocations(self, bundle: bytes) -> None:
-        """Take newer lists from a PEM bundle: revocation lists and, before them, intermediates that signed them."""
+        """Take newer lists from a PEM bundle: revocation lists and, before them, intermediates that signed them.
+
+        A list from a time that has not come is refused, the others beside it are taken: an authority whose clock is ahead takes
+        revoked certificates for ended ones, and leaves them out.
+        """
         extra = load_chain(bundle) if b"BEGIN CERTIFICATE" in bundle else ()
         authorities = [self.root, *self._intermediates]
         for certificate in extra:
@@ -218,7 +223,16 @@ class TrustStore:
                 continue
             self._verify_authority(certificate)
             authorities.append(certificate)
-        self.revoked = self.revoked.with_newer(parse_revocations(bundle, authorities))
+        latest = dt.datetime.now(dt.UTC) + self._skew
+        lists = parse_revocations(bundle, authorities)
+        self.revoked = self.revoked.with_newer(each for each in lists if each.issued <= latest)
+        for early in (each for each in lists if each.issued > latest):
+            raise CryptoError(
+                f"The revocation list was signed on {_date(early.issued)}, and the clock here says {_date(latest - self._skew)}. "
+                "One of the clocks is wrong: compare both machines with a time server. An authority that serves signs anew once "
+                "its clock is right; for the list of a root that lies offline do it with: fedrep ca crl.",
+                reason=LIST_NOT_YET_VALID,
+            )
 
     def _verify_authority(self, certificate: x509.Certificate) -> None:
         try:

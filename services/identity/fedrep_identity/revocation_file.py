@@ -11,7 +11,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from fedrep.errors import CryptoError
-from fedrep_identity.certificates import TrustStore, load_chain
+from fedrep_identity.certificates import LIST_NOT_YET_VALID, TrustStore, load_chain
 from fedrep_runtime.files import write_atomically
 
 
@@ -32,8 +32,9 @@ def merged_revocations(before: bytes, bundle: bytes, root: bytes) -> bytes:
     trust = TrustStore(root)
     try:
         trust.update_revocations(before)
-    except CryptoError:  # of another federation, or no longer whole
-        before = b""
+    except CryptoError as error:
+        if error.reason != LIST_NOT_YET_VALID:  # of another federation, or no longer whole
+            before = b""
     trust.update_revocations(bundle)
     both = (load_chain(each) for each in (before, bundle) if b"BEGIN CERTIFICATE" in each)
     signers = {certificate.public_bytes(Encoding.PEM): None for chain in both for certificate in chain}
