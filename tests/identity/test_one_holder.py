@@ -10,7 +10,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedrep.errors import ConflictError, CryptoError, FedrepError, RefusedError
-from fedrep_identity.authority import CertificateAuthority, certificate_request
+from fedrep_identity.authority import CertificateAuthority, certificate_request, request_fingerprint
 from fedrep_identity.authority_server import AuthorityServer
 from fedrep_identity.certificates import Credentials, Identity, PeerCertificate, Role
 from fedrep_identity.enrolment import WRONG_SECRETS_ALLOWED, EnrolmentDesk
@@ -69,6 +69,48 @@ def test_a_new_invitation_takes_the_place_of_the_one_that_was_lost(authority: Ce
     use(again)
     use(other)
     assert len(authority.holders(NAME)) == 1
+
+
+def test_an_enrolment_that_was_cut_short_is_finished_unless_its_name_was_invited_again(
+    authority: CertificateAuthority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = EnrolmentDesk(authority)
+
+    def begun(name: str) -> Callable[[], bytes]:
+        invitation, asked = invitation_for(authority, name=name), request()
+
+        def killed(*_: Any) -> Any:
+            raise KeyboardInterrupt
+
+        def use() -> bytes:
+            return desk.enrol(invitation.id, invitation.proof(asked), asked)
+
+        with monkeypatch.context() as patch:
+            patch.setattr("fedrep_identity.authority.leaf_certificate", killed)
+            with pytest.raises(KeyboardInterrupt):
+                use()
+        return use
+
+    first, other = begun(NAME), begun("hospital-b")
+    again, asked = invitation_for(authority), request()
+    assert refusal(CryptoError, first) == "INVITATION_INVALID"
+    desk.enrol(again.id, again.proof(asked), asked)
+    assert other() == other()
+
+
+def test_one_key_that_enrols_under_two_names_at_once_gets_one(
+    authority: CertificateAuthority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk, asked = EnrolmentDesk(authority), request()
+    first, second = invitation_for(authority), invitation_for(authority, name="hospital-b")
+
+    def both_looked(self: CertificateAuthority, identity: Identity) -> None:
+        monkeypatch.undo()
+        desk.enrol(second.id, second.proof(asked), asked)
+
+    monkeypatch.setattr(CertificateAuthority, "_check_one_role", both_looked)
+    assert refusal(ConflictError, lambda: desk.enrol(first.id, first.proof(asked), asked)) == "KEY_IN_USE"
+    assert authority.register.names_of_key(request_fingerprint(asked)) == {"hospital-b"}
 
 
 def test_an_invitation_is_no_way_in_while_another_key_holds_the_name(authority: CertificateAuthority) -> None:

@@ -244,6 +244,7 @@ class CertificateAuthority:
             chain,
         )
         if not (enter or self.register.add_certificate)(issued):
+            self.check_key_is_free(issued.fingerprint, issued.name)
             raise RefusedError(
                 f"{identity.name} was revoked, or got another key, in this moment. Ask the federation's administrators.",
                 reason="NO_LONGER_WELCOME",

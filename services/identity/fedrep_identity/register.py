@@ -136,10 +136,12 @@ class Register:
         )
 
     def _add_certificate(self, issued: IssuedCertificate, condition: str, arguments: tuple[str, ...]) -> bool:
-        """One statement: nothing that another process does comes between the condition and the entry."""
+        """One statement: nothing that another process does comes between the conditions and the entry. That its key is no other
+        name's is always one of them."""
+        own_key = "NOT EXISTS (SELECT 1 FROM certificates WHERE fingerprint = ? AND name != ?)"
         with self._connection() as connection:
             cursor = connection.execute(
-                f"INSERT INTO certificates SELECT ?, ?, ?, ?, ?, ?, ?, ?, NULL WHERE {condition}",
+                f"INSERT INTO certificates SELECT ?, ?, ?, ?, ?, ?, ?, ?, NULL WHERE {own_key} AND {condition}",
                 (
                     f"{issued.serial:x}",
                     issued.name,
@@ -149,6 +151,8 @@ class Register:
                     issued.not_before.isoformat(),
                     issued.not_after.isoformat(),
                     issued.chain,
+                    issued.fingerprint.hex(),
+                    issued.name,
                     *arguments,
                 ),
             )
@@ -189,9 +193,10 @@ class Register:
             return cursor.rowcount
 
     def add_invitation(self, invitation: StoredInvitation) -> None:
-        """The newest of a name is the only one: whoever finds an older, unused one must not get in beside its owner."""
+        """The newest of a name is the only one: whoever finds an older one must not get in beside its owner, nor finish what was
+        begun with it. Nobody is invited whose certificate is valid, so no answer is lost with it."""
         with self._connection() as connection:
-            connection.execute("UPDATE invitations SET void = 1 WHERE name = ? AND used_by IS NULL", (invitation.name,))
+            connection.execute("UPDATE invitations SET void = 1 WHERE name = ?", (invitation.name,))
             connection.execute(
                 "INSERT INTO invitations (id, public_key, name, role, hosts, created_at, expires_at) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?)",
