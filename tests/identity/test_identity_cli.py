@@ -263,6 +263,43 @@ def test_addresses_written_at_init_are_those_that_silos_can_dial(tmp_path: Path,
     }
 
 
+def test_an_ipv6_address_is_written_as_silos_can_dial_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for given, folder in (("::1", tmp_path / "bare"), ("[::1]", tmp_path / "in-brackets")):
+        answer(capsys, "ca", "init", "lungs", "--address", given, "--folder", str(folder))
+        assert json.loads((folder / "addresses.json").read_text())["enrolment"] == "[::1]:8551"
+
+
+@pytest.mark.parametrize(
+    "name", ["federation.example.org:8550", "https://x", "*.fedrep.internal", "föd.example.org", "10.0.0.1", ""]
+)
+def test_what_is_no_host_name_is_refused_before_anything_is_signed_or_invited(
+    name: str, consortium: Consortium, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = ("--folder", consortium.ca)
+    for command in (
+        ("ca", "server-cert", "third", "--out", str(tmp_path / "out")),
+        ("silo", "invite", "third", "--role", "server"),
+    ):
+        code, text = refusal(capsys, *command, "--dns", name, *folder)
+        assert code == 1
+        assert "host name" in text or "--ip" in text
+    assert not [entry for entry in answer(capsys, "ca", "list", *folder)["invitations"] if entry["name"] == "third"]
+    if name != "10.0.0.1":
+        assert refusal(capsys, "init", "lungs", "--host", name, "--folder", str(tmp_path / "new"))[0] == 1
+        assert not (tmp_path / "new").exists()
+
+
+def test_a_file_that_is_no_text_is_one_sentence(
+    consortium: Consortium, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    binary = tmp_path / "binary"
+    binary.write_bytes(bytes(range(256)))
+    code, text = refusal(capsys, "enroll", str(binary), "--folder", str(tmp_path / "silo"))
+    assert (code, "is not text" in text) == (1, True)
+    code, text = refusal(capsys, "ca", "crl", "--passphrase-file", str(binary), "--folder", consortium.ca)
+    assert (code, "is not text" in text) == (1, True)
+
+
 def test_the_servers_certificate_is_made_by_fedrep_server_cert(
     consortium: Consortium, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -162,6 +162,12 @@ def test_a_server_that_shows_the_right_root_without_belonging_to_it_gets_no_secr
     assert seen == []
 
 
+@pytest.mark.parametrize("name", ["Authority.fedrep.internal", "*.fedrep.internal", "authority.fedrep.internal."])
+def test_no_other_spelling_of_the_authoritys_name_is_signed(name: str, authority: CertificateAuthority, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInputError, match="own host name"):
+        issue_credentials(authority, tmp_path / "server", Identity("main", Role.SERVER, "demo"), (name,))
+
+
 def test_the_federation_server_cannot_pose_as_the_authority(authority: CertificateAuthority, tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="own host name"):
         issue_credentials(authority, tmp_path / "x", Identity("main", Role.SERVER, "demo"), (AUTHORITY_NAME,))

@@ -18,11 +18,13 @@ from fedrep_identity.authority import LEAF_DAYS, REGISTER_FILE, CertificateAutho
 from fedrep_identity.certificates import REVOCATIONS_FILE, Credentials, TrustStore, load_chain
 from fedrep_identity.enrolment_client import split_address
 from fedrep_identity.folder import FederationAddresses, pack_bundle
+from fedrep_identity.host_names import check_host_name
 from fedrep_identity.minting import parse_roles, unlisted_life
 from fedrep_identity.names import Identity, Role, identity_of
 from fedrep_identity.register import Hosts, Register
 from fedrep_identity.roster import roster_lines, silo_pins
 from fedrep_identity.settings import ENVIRONMENT, AuthoritySettings, PublicAddresses
+from fedrep_runtime import listening
 from fedrep_runtime.files import write_atomically
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
@@ -46,6 +48,10 @@ def read_passphrase(file: Path | None, *, confirm: bool = False) -> str:
             return file.read_text(encoding="utf-8").rstrip("\n")
         except OSError as error:
             raise SettingsError(f"The passphrase file {file} cannot be read: {error.strerror}.") from None
+        except UnicodeDecodeError:
+            raise SettingsError(
+                f"The passphrase file {file} is not text (UTF-8). Name the file that holds the passphrase."
+            ) from None
     from_environment = os.environ.get(PASSPHRASE_VARIABLE)
     if from_environment:
         return from_environment
@@ -72,6 +78,8 @@ def check_hosts(dns: list[str], ips: list[str]) -> Hosts:
             ipaddress.ip_address(text)
         except ValueError:
             raise InvalidInputError(f"{text!r} is not an IP address; give host names with --dns.") from None
+    for text in dns:
+        check_host_name(text)
     return Hosts(tuple(dns), tuple(ips))
 
 
@@ -94,7 +102,8 @@ def init(
         )
     split_address(server)
     authority = CertificateAuthority.create(folder, federation, read_passphrase(passphrase_file, confirm=True), years=years)
-    PublicAddresses(f"{address}:{enrolment_port}", f"{address}:{certificate_port}", server).save(folder)
+    host = address.strip("[]")
+    PublicAddresses(listening.address(host, enrolment_port), listening.address(host, certificate_port), server).save(folder)
     emit(_describe(authority), as_json, _render_authority)
 
 

@@ -68,6 +68,15 @@ def read_token(token: str | None) -> str | None:
     """As given, from stdin, or from a file, where other users of the machine cannot read it as an argument."""
     if token is None or token.startswith(PREFIX):
         return token
+    try:
+        return _token_from(token)
+    except UnicodeDecodeError:
+        raise InvalidInputError(
+            f"This is not text, and so no invitation: one starts with {PREFIX}. Name the right file."
+        ) from None
+
+
+def _token_from(token: str) -> str:
     if token == "-":
         if sys.stdin is None:
             raise InvalidInputError("The invitation was to come from stdin, which is closed. Give it as TOKEN, or name its file.")

@@ -7,7 +7,6 @@ settings file that is there is ever written again.
 from __future__ import annotations
 
 import datetime as dt
-import ipaddress
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from fedrep_cli.steps import DONE, KEPT, Step, settings_step
 from fedrep_identity.authority import AUTHORITY_KEY, REGISTER_FILE, CertificateAuthority, certificate_request
 from fedrep_identity.certificates import REVOCATIONS_FILE, ROOT_FILE, Credentials, TrustStore
 from fedrep_identity.folder import FederationAddresses, finish_installation, install, prepare_request
+from fedrep_identity.host_names import is_address
 from fedrep_identity.invitations import DEFAULT_HOURS, Invitation, invite
 from fedrep_identity.names import Identity, Role, check_name
 from fedrep_identity.register import Hosts, Register
@@ -199,7 +199,7 @@ class Founding:
     def _is_open(self, path: Path, now: dt.datetime) -> bool:
         try:
             told = Invitation.from_token(path.read_text())
-        except (OSError, FedrepError):
+        except (OSError, UnicodeDecodeError, FedrepError):
             return False
         stored = self._register.invitation(told.id)
         return stored is not None and stored.status(now) == "open"
@@ -208,7 +208,7 @@ class Founding:
         """What silos dial, and what this machine's own dashboard and admin may."""
         host, _ = _split(self.public.server)
         names = dict.fromkeys((host, *(() if self._apart else ("localhost", "127.0.0.1"))))
-        return Hosts(tuple(n for n in names if not _is_address(n)), tuple(n for n in names if _is_address(n)))
+        return Hosts(tuple(n for n in names if not is_address(n)), tuple(n for n in names if is_address(n)))
 
     def _server_settings(self) -> str:
         from fedrep_server.config import ServerSettings
@@ -272,11 +272,3 @@ def _split(address: str) -> tuple[str, int]:
 
 def _literal(host: str) -> str:
     return f"[{host}]" if ":" in host else host
-
-
-def _is_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True

@@ -14,6 +14,7 @@ from fedrep_cli.founding import AUTHORITY, LOOPBACK, Founding, Plan, Ports
 from fedrep_cli.output import emit
 from fedrep_cli.ports import require_free
 from fedrep_cli.steps import lines, next_lines, plain
+from fedrep_identity.host_names import check_host_name, is_address
 from fedrep_identity.invitations import DEFAULT_HOURS
 from fedrep_runtime.files import taking_turns
 
@@ -60,6 +61,8 @@ def init(
     for given in (host, server_host):
         if given is not None and given.count(":") == 1:
             raise InvalidInputError(f"{given}: give the host alone; the ports have options of their own.")
+        if given is not None and not is_address(given):
+            check_host_name(given)
     if cluster and server_host in (None, host):
         raise InvalidInputError(
             "--cluster: the authority stays on this machine and the server goes to a cluster, under another name. Give the one "

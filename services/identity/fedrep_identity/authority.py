@@ -40,6 +40,7 @@ from fedrep_identity.certificates import (
     key_fingerprint,
     load_chain,
 )
+from fedrep_identity.host_names import stands_for_authority
 from fedrep_identity.keyfile import private_key_pem, seal_key, unseal_key
 from fedrep_identity.minting import limits_to, roles_of
 from fedrep_identity.names import Identity, Role, check_name
@@ -187,7 +188,7 @@ class CertificateAuthority:
             raise InvalidInputError(f"This authority signs for {self.federation!r}, not {identity.federation!r}.")
         if hosts and identity.role is not Role.SERVER:
             raise InvalidInputError(f"Only a server has host names; {identity} must not get any.")
-        if AUTHORITY_NAME in hosts.dns and identity.name != OWN_NAME:
+        if identity.name != OWN_NAME and any(stands_for_authority(name) for name in hosts.dns):
             raise InvalidInputError(f"{AUTHORITY_NAME} is the authority's own host name; choose another.")
         if identity.role not in self.roles and identity.name != OWN_NAME:
             raise InvalidInputError(

@@ -23,6 +23,7 @@ from fedrep.secagg.keys import SecretBytes
 from fedrep.secagg.transcript import digest
 from fedrep_identity.authority_name import OWN_NAME
 from fedrep_identity.certificates import load_chain, to_der
+from fedrep_identity.host_names import check_host_name
 from fedrep_identity.names import Identity, Role
 from fedrep_identity.register import Hosts, Register, StoredInvitation
 from fedrep_runtime.json_text import parsed
@@ -126,6 +127,8 @@ def invite(
         raise InvalidInputError(f"Only a server has host names; invite {identity} without any.")
     if identity.role is Role.SERVER and not hosts:
         raise InvalidInputError("A server needs the DNS names or addresses that silos will dial: give --dns or --ip.")
+    for name in hosts.dns:
+        check_host_name(name)
     if any(issued.status(now) == "valid" for issued in register.certificates(identity.name)):
         raise ConflictError(
             f"{identity.name} already holds a valid certificate. Revoke it first (fedrep silo revoke {identity.name}), "
