@@ -11,10 +11,11 @@ import secrets
 import sys
 from pathlib import Path
 
-from fedrep_identity.authority import CertificateAuthority, issue_credentials
-from fedrep_identity.certificates import KEY_FILE
+from fedrep_identity.authority import AUTHORITY_KEY, CertificateAuthority, issue_credentials
+from fedrep_identity.certificates import CERTIFICATE_FILE
 from fedrep_identity.names import Identity, Role
 from fedrep_identity.settings import PublicAddresses
+from fedrep_runtime.files import write_atomically
 
 FEDERATION = "demo"
 DAYS = 365.0
@@ -33,17 +34,16 @@ SECRETS = ("database/password", "dashboard/admin-token", "dashboard/viewer-token
 
 def set_up(home: Path) -> None:
     folders = [home / "identities" / name for name in PEOPLE]
-    if not all((folder / KEY_FILE).exists() for folder in folders):
+    if not all((folder / CERTIFICATE_FILE).exists() for folder in folders):
         authority = _authority(home / "ca")
         for folder, (name, role) in zip(folders, PEOPLE.items(), strict=True):
-            if not (folder / KEY_FILE).exists():
+            if not (folder / CERTIFICATE_FILE).exists():  # the last of its files
                 dns = ("server", "localhost") if role is Role.SERVER else ()
                 issue_credentials(authority, folder, Identity(name, role, FEDERATION), dns, (), DAYS)
     for name in SECRETS:
         path = home / "secrets" / name
         if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(secrets.token_urlsafe(32))
+            write_atomically(path, secrets.token_urlsafe(32).encode())
     authority = home / "ca"
     for path in (*folders, authority, *(file for folder in (*folders, authority) for file in folder.iterdir())):
         _give(path)
@@ -53,15 +53,14 @@ def set_up(home: Path) -> None:
 
 
 def _authority(folder: Path) -> CertificateAuthority:
+    """Its key is written last: a kill before that leaves nothing that could not be made again."""
     passphrase = folder / "passphrase"
-    if passphrase.exists():
+    if (folder / AUTHORITY_KEY).exists():
         return CertificateAuthority.open(folder, passphrase.read_text())
     made = secrets.token_urlsafe(32)
-    authority = CertificateAuthority.create(folder, FEDERATION, made)
+    write_atomically(passphrase, made.encode())
     PublicAddresses(enrolment="localhost:8551", certificates="localhost:8552", server="localhost:8550").save(folder)
-    passphrase.write_text(made)
-    passphrase.chmod(0o600)
-    return authority
+    return CertificateAuthority.create(folder, FEDERATION, made)
 
 
 def _give(path: Path) -> None:

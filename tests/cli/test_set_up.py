@@ -21,6 +21,7 @@ from fedrep_identity.authority import REGISTER_FILE, CertificateAuthority, certi
 from fedrep_identity.certificates import Credentials
 from fedrep_identity.names import Role
 from fedrep_identity.register import Register
+from fedrep_identity.settings import PublicAddresses
 from fedrep_silo.config import load_silo_settings
 from tests.harness.ports import ports
 
@@ -204,6 +205,25 @@ def test_init_killed_at_any_moment_goes_on_without_a_new_key_or_a_changed_settin
         assert [step["what"] for step in told["steps"]][-1] == "run.toml"
         assert (folder / "invitations" / "hospital-b.token").read_text().startswith("fedrep1.")
     assert moment > 20, "every file that it writes was a moment"
+
+
+@pytest.mark.usefixtures("passphrase")
+def test_an_authority_whose_making_was_killed_at_any_moment_is_made_by_the_same_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = tmp_path / "whole"
+    root = ["ca", "init", "lungs", "--address", "ca.example.org", "--folder"]
+    assert main([*root, str(whole)]) == 0
+    for kind, command in (("root", root), ("online", ["ca", "intermediate", "--folder", str(whole)])):
+        for moment in range(100):
+            folder = tmp_path / f"{kind}-{moment}"
+            if not interrupted(monkeypatch, moment, [*command, str(folder)]):
+                break
+            assert main([*command, str(folder)]) == 0, f"{kind}: killed at {moment}"
+            assert PublicAddresses.load(folder).enrolment == "ca.example.org:8551"
+            lists = CertificateAuthority.open(folder, PASSPHRASE).trust_store().revoked.lists
+            assert len(lists) == (1 if kind == "root" else 2)
+        assert moment > 4, "every file that it writes was a moment"
 
 
 @pytest.mark.usefixtures("passphrase")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -18,6 +20,9 @@ from pydantic import BaseModel
 
 from fedrep_cli.free_ports import free_port
 from fedrep_dashboard.settings import DashboardSettings
+from fedrep_identity.authority import CertificateAuthority
+from fedrep_identity.certificates import Credentials
+from fedrep_identity.names import Role
 from fedrep_runtime.settings import load_settings
 from fedrep_server.config import ServerSettings
 from fedrep_silo.config import SiloSettings
@@ -118,6 +123,38 @@ def test_setting_up_twice_changes_nothing(tmp_path: Path) -> None:
     assert {"key.pem", "cert.pem", "root.pem"} <= {path.name for path in tmp_path.glob("identities/silo-3/*")}
     set_up(tmp_path)
     assert contents() == first
+
+
+def test_set_up_killed_at_any_moment_is_finished_by_the_next_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = importlib.util.spec_from_file_location("compose_setup", DEPLOY / "compose" / "setup.py")
+    assert spec is not None
+    assert spec.loader is not None
+    script: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    people = {"server": Role.SERVER, "silo-1": Role.SILO}
+    monkeypatch.setattr(script, "PEOPLE", people)
+    monkeypatch.setattr(script, "_give", lambda _path: None)
+    replace, left = os.replace, [0]
+
+    def counted(source: Any, target: Any) -> None:
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        left[0] -= 1
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", counted)
+    for moment in range(100):
+        home, left[0] = tmp_path / str(moment), moment
+        with contextlib.suppress(KeyboardInterrupt):
+            script.set_up(home)
+            break
+        left[0] = -1
+        script.set_up(home)
+        for name, role in people.items():
+            assert Credentials.load(home / "identities" / name).identity.role is role, f"killed at {moment}"
+        passphrase = (home / "ca" / "passphrase").read_text()
+        CertificateAuthority.open(home / "ca", passphrase)
+    assert moment > 12, "every file that it writes was a moment"
 
 
 @pytest.mark.slow

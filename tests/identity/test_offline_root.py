@@ -87,3 +87,12 @@ def test_a_newer_list_of_the_root_is_brought_by_a_command_and_an_older_one_is_no
     assert "no list of the root's" in capsys.readouterr().err
     assert main(["ca", "crl", "--upper", "root/crl.pem", "--folder", "root"]) == 1
     assert "without --upper" in capsys.readouterr().err
+
+
+def test_an_authority_without_its_list_serves_and_signs_a_new_one(authority: CertificateAuthority) -> None:
+    (authority.folder / "crl.pem").unlink()
+
+    async def body(_server: AuthorityServer) -> None:
+        assert authority.trust_store().revoked.lists
+
+    with_server(authority, body)

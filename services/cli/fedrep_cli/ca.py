@@ -14,13 +14,20 @@ import typer
 
 from fedrep.errors import ConflictError, InvalidInputError, SettingsError
 from fedrep_cli.output import JSON_HELP, ask, emit
-from fedrep_identity.authority import LEAF_DAYS, REGISTER_FILE, CertificateAuthority, issue_credentials, request_fingerprint
+from fedrep_identity.authority import (
+    LEAF_DAYS,
+    REGISTER_FILE,
+    CertificateAuthority,
+    issue_credentials,
+    refuse_existing,
+    request_fingerprint,
+)
 from fedrep_identity.certificates import REVOCATIONS_FILE, Credentials, TrustStore, load_chain
 from fedrep_identity.enrolment_client import split_address
 from fedrep_identity.folder import FederationAddresses, pack_bundle
 from fedrep_identity.host_names import check_host_name
 from fedrep_identity.minting import parse_roles, unlisted_life
-from fedrep_identity.names import Identity, Role, identity_of
+from fedrep_identity.names import Identity, Role, check_name, identity_of
 from fedrep_identity.register import Hosts, Register
 from fedrep_identity.roster import roster_lines, silo_pins
 from fedrep_identity.settings import ENVIRONMENT, AuthoritySettings, PublicAddresses
@@ -101,9 +108,12 @@ def init(
             f"--address {address}: give the host alone, and ports by --enrolment-port and --certificate-port."
         )
     split_address(server)
-    authority = CertificateAuthority.create(folder, federation, read_passphrase(passphrase_file, confirm=True), years=years)
+    check_name("federation name", federation)
+    refuse_existing(folder)
+    passphrase = read_passphrase(passphrase_file, confirm=True)
     host = address.strip("[]")
     PublicAddresses(listening.address(host, enrolment_port), listening.address(host, certificate_port), server).save(folder)
+    authority = CertificateAuthority.create(folder, federation, passphrase, years=years)
     emit(_describe(authority), as_json, _render_authority)
 
 
@@ -129,10 +139,11 @@ def intermediate(
     """Make an authority under the root that signs online, so that the root can stay offline."""
     root = CertificateAuthority.open(folder, read_passphrase(passphrase_file))
     passphrase = read_passphrase(online_passphrase_file or passphrase_file)
+    refuse_existing(online)
+    PublicAddresses.load(folder).save(online)
     authority = CertificateAuthority.create_intermediate(
         online, root, passphrase, years=years, roles=parse_roles(roles), unlisted_days=unlisted_days
     )
-    PublicAddresses.load(folder).save(online)
     emit(_describe(authority), as_json, _render_authority)
 
 

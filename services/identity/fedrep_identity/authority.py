@@ -77,7 +77,7 @@ class CertificateAuthority:
     def create(cls, folder: Path, federation: str, passphrase: str, *, years: int = 10) -> CertificateAuthority:
         """A new root. Its key belongs offline; give an online authority `create_intermediate` instead."""
         check_name("federation name", federation)
-        _refuse_existing(folder)
+        refuse_existing(folder)
         key = ec.generate_private_key(ec.SECP256R1())
         subject = subject_of(federation, f"{federation} root")
         certificate = authority_certificate(subject, key, subject, key, path_length=1, days=365 * years)
@@ -98,7 +98,7 @@ class CertificateAuthority:
         """An authority under `root` for the machine that is online: if it is lost, the root revokes it. Until then it can
         certify `roles` and no other. With `unlisted_days` it signs where nobody makes revocation lists, and its certificates
         may live no longer than that (`minting`)."""
-        _refuse_existing(folder)
+        refuse_existing(folder)
         if root.chain:
             raise InvalidInputError("An intermediate is signed by the root; this authority is itself an intermediate.")
         key = ec.generate_private_key(ec.SECP256R1())
@@ -108,22 +108,24 @@ class CertificateAuthority:
         certificate = authority_certificate(subject, key, issuer, root._key, path_length=0, days=365 * years, limits=limits)
         root._record(certificate, Identity(name, Role.SERVER, root.federation), Hosts())
         upper = root.publish_revocations()
-        authority = cls._store(folder, key, passphrase, certificate.public_bytes(Encoding.PEM), root.root)
-        authority.take_upper_revocations(upper)
-        return authority
+        return cls._store(folder, key, passphrase, certificate.public_bytes(Encoding.PEM), root.root, upper)
 
     @classmethod
     def _store(
-        cls, folder: Path, key: ec.EllipticCurvePrivateKey, passphrase: str, chain: bytes, root: bytes
+        cls, folder: Path, key: ec.EllipticCurvePrivateKey, passphrase: str, chain: bytes, root: bytes, upper: bytes = b""
     ) -> CertificateAuthority:
+        """The key comes last: a folder that holds one is whole, and one that holds none may be made again."""
         sealed = seal_key(key, passphrase)
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)
         write_atomically(folder / ROOT_FILE, root, 0o644)
         write_atomically(folder / AUTHORITY_CHAIN, chain, 0o644)
-        write_atomically(folder / AUTHORITY_KEY, sealed)
+        (folder / UPPER_REVOCATIONS).unlink(missing_ok=True)
+        if upper:
+            write_atomically(folder / UPPER_REVOCATIONS, upper, 0o644)
         authority = cls._assemble(folder, key, chain, root)
         authority.publish_revocations()
+        write_atomically(folder / AUTHORITY_KEY, sealed)
         return authority
 
     @classmethod
@@ -384,7 +386,7 @@ def issue_credentials(
     return Credentials.load(folder)
 
 
-def _refuse_existing(folder: Path) -> None:
+def refuse_existing(folder: Path) -> None:
     if (folder / AUTHORITY_KEY).exists():
         raise ConflictError(
             f"{folder} already holds a certificate authority. Replacing it would lock everybody out of the federation; "
