@@ -30,6 +30,7 @@ from fedrep_cli.main import COMMANDS, main
 from fedrep_cli.output import emit, folded
 from fedrep_cli.run import _run_table, _runs_table
 from fedrep_cli.run_costs import Costs, costs_text, figures
+from fedrep_cli.server import _render_ledger
 from fedrep_silo.config import PolicySettings, SiloSettings
 from tests.harness.ports import ports
 
@@ -317,6 +318,17 @@ def test_json_stays_one_line_whatever_the_terminal(capsys: pytest.CaptureFixture
     out = capsys.readouterr().out
     assert out.count("\n") == 1
     json.loads(out)
+
+
+def test_the_ledger_rounds_no_epsilon_down_and_tells_none_from_what_was_not_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    def line(epsilon: float | None, record_epsilon: float | None, record_none: bool) -> list[str]:
+        row = {"run": "first", "silo": "a", "proposals": 3, "epsilon": epsilon, "deleted_at": None}
+        emit({"spent": [row | {"record_epsilon": record_epsilon, "record_none": record_none}]}, False, _render_ledger)
+        return [cell.strip() for cell in capsys.readouterr().out.splitlines()[3].strip("│").split("│")]
+
+    assert line(12345.1231, 3.2001, record_none=False) == ["first", "a", "3", "12345.124", "3.201", ""]
+    assert line(None, None, record_none=True)[3:5] == ["none", "none"]
+    assert line(0.5, None, record_none=False)[3:5] == ["0.500", "not reported"]
 
 
 def test_a_watched_round_tells_both_epsilons_of_now_and_asks_once_for_each() -> None:

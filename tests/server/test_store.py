@@ -274,6 +274,17 @@ def test_a_records_epsilon_never_falls_at_one_delta_and_is_another_figure_at_ano
     assert told(8, record_epsilon=0.1, record_delta=1e-4) == (None, 1e-4, True), "once trained without guarantee, always"
 
 
+def test_what_silos_have_spent_is_never_less_than_they_said_and_never_a_number_without_guarantee(started: SqlStore) -> None:
+    started.commit_round(a_commit(1))
+    started.commit_round(a_commit(2, ledger=(LedgerEntry("c", 2, 1000, 25, 0.0, None),)))
+    started.add_metrics("run", 1, "a", "silo", {"epsilon_total": 4.5, "record_epsilon": 0.5, "record_delta": 1e-5})
+    started.add_metrics("run", 2, "a", "silo", {"record_none": True})
+    started.add_metrics("run", 1, "b", "silo", {"epsilon_total": 1.0})
+    started.add_metrics("run", 1, "c", "silo", {"epsilon_total": 9.0, "record_epsilon": 0.5, "record_delta": 1e-5})
+    found = [(row.silo, row.epsilon, row.record_epsilon, row.record_none) for row in started.spent()]
+    assert found == [("a", 4.5, None, True), ("b", 1.5, None, False), ("c", None, 0.5, False)]
+
+
 def test_an_evaluators_word_about_records_counts_for_nobody(started: SqlStore) -> None:
     started.commit_round(a_commit(1))
     started.add_metrics("run", 1, "judge", "evaluator", {"record_epsilon": 9.0, "record_none": True})

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from fedrep.errors import SettingsError, StoreUnavailableError
+from fedrep.privacy import shown
 from fedrep_cli.ca import server_cert
 from fedrep_cli.output import JSON_HELP, emit
 from fedrep_cli.settings_file import commented_toml, existing, write_new
@@ -124,10 +125,15 @@ def _render_ledger(result: Mapping[str, Any]) -> Any:
 
     table = Table("run", "silo", "proposals", "epsilon", "record epsilon", "deleted")
     for row in result["spent"]:
-        epsilon = "no guarantee" if row["epsilon"] is None else f"{row['epsilon']:.4g}"
-        record = "" if row["record_epsilon"] is None else f"{row['record_epsilon']:.4g}"
-        table.add_row(row["run"], row["silo"], str(row["proposals"]), epsilon, record, "yes" if row["deleted_at"] else "")
+        deleted = "yes" if row["deleted_at"] else ""
+        table.add_row(row["run"], row["silo"], str(row["proposals"]), shown(row["epsilon"]), _record_cost(row), deleted)
     return table
+
+
+def _record_cost(row: Mapping[str, Any]) -> str:
+    if row["record_epsilon"] is None and not row["record_none"]:
+        return "not reported"
+    return shown(row["record_epsilon"])
 
 
 @app.command()

@@ -110,7 +110,7 @@ def _silo_status(driver: RunDriver, name: SiloName, row: SiloRow | None) -> pb.S
                 bytes_up=row.bytes_up,
                 bytes_down=row.bytes_down,
                 certificate_expires=row.certificate_expires,
-                epsilon_total=_larger(row.epsilon_ledger, row.epsilon_reported),
+                epsilon_total=row.epsilon,
                 epsilon_budget=row.epsilon_budget,
                 drill=row.drill,
                 problem=row.problem,
@@ -122,13 +122,6 @@ def _silo_status(driver: RunDriver, name: SiloName, row: SiloRow | None) -> pb.S
             )
         )
     return status
-
-
-def _larger(ledger: float | None, reported: float | None) -> float | None:
-    """Epsilon is never shown smaller than it is: no guarantee on the server's own ledger stays none."""
-    if ledger is None or reported is None:
-        return ledger
-    return max(ledger, reported)
 
 
 def round_message(view: RoundView) -> pb.Round:

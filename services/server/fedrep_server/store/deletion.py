@@ -6,9 +6,11 @@ The name is not free afterwards: silos keep their own books by it, and another r
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from sqlalchemy import Connection, delete, func, select, update
+from sqlalchemy import Connection, Row, delete, func, select, update
 
+from fedrep_server.store.reports import silo_row
 from fedrep_server.store.tables import BACKED_UP, ledger, runs, silos
 
 KEPT = (runs, silos, ledger)
@@ -16,7 +18,8 @@ KEPT = (runs, silos, ledger)
 
 @dataclass(frozen=True, slots=True)
 class SpentRow:
-    """What one silo has spent in one run; `epsilon` is None if a proposal had no guarantee."""
+    """What one silo has spent in one run, by the larger of what was counted here and what it says itself (of all runs over its
+    data); `epsilon` is None if a proposal had no guarantee, `record_epsilon` if it did not say, or has none (`record_none`)."""
 
     run: str
     silo: str
@@ -24,6 +27,7 @@ class SpentRow:
     epsilon: float | None
     record_epsilon: float | None
     record_delta: float | None
+    record_none: bool
     deleted_at: float | None
 
 
@@ -49,15 +53,18 @@ def spent(connection: Connection) -> list[SpentRow]:
         .outerjoin(proposals, (proposals.c.run == silos.c.run) & (proposals.c.silo == silos.c.name))
         .order_by(silos.c.run, silos.c.name)
     )
-    return [
-        SpentRow(
-            row.run,
-            row.name,
-            row.proposals or 0,
-            None if row.releases_without_guarantee else row.epsilon_ledger,
-            row.record_epsilon,
-            row.record_delta,
-            row.deleted_at,
-        )
-        for row in rows
-    ]
+    return [_spent_row(row) for row in rows]
+
+
+def _spent_row(row: Row[Any]) -> SpentRow:
+    silo = silo_row(row)
+    return SpentRow(
+        row.run,
+        silo.name,
+        row.proposals or 0,
+        silo.epsilon,
+        silo.record_epsilon,
+        silo.record_delta,
+        silo.record_none,
+        row.deleted_at,
+    )

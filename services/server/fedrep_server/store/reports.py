@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Connection, Update, bindparam, case, func, insert, select, update
+from sqlalchemy import Connection, Row, Update, bindparam, case, func, insert, select, update
 
 from fedrep.errors import InvalidInputError
 from fedrep_server.store import models
@@ -214,28 +214,29 @@ def _known(dialect: str) -> Any:
 
 
 def silo_rows(connection: Connection, run: str) -> list[SiloRow]:
-    found = [
-        SiloRow(
-            row.name,
-            row.last_seen,
-            row.software_version,
-            row.certificate_expires,
-            row.bytes_up,
-            row.bytes_down,
-            None if row.releases_without_guarantee else row.epsilon_ledger,
-            row.epsilon_reported,
-            row.epsilon_budget,
-            row.drill,
-            row.problem,
-            row.given_up,
-            None if row.record_none else row.record_epsilon,
-            row.record_delta,
-            row.record_budget,
-            row.record_none,
-        )
-        for row in connection.execute(select(silos).where(silos.c.run == run))
-    ]
+    found = [silo_row(row) for row in connection.execute(select(silos).where(silos.c.run == run))]
     return sorted(found, key=lambda row: row.name.encode())
+
+
+def silo_row(row: Row[Any]) -> SiloRow:
+    return SiloRow(
+        row.name,
+        row.last_seen,
+        row.software_version,
+        row.certificate_expires,
+        row.bytes_up,
+        row.bytes_down,
+        None if row.releases_without_guarantee else row.epsilon_ledger,
+        row.epsilon_reported,
+        row.epsilon_budget,
+        row.drill,
+        row.problem,
+        row.given_up,
+        None if row.record_none else row.record_epsilon,
+        row.record_delta,
+        row.record_budget,
+        row.record_none,
+    )
 
 
 def ledger_entries(connection: Connection, run: str, silo: str) -> list[LedgerEntry]:

@@ -219,6 +219,13 @@ class SiloRow:
     record_budget: float | None = None
     record_none: bool = False
 
+    @property
+    def epsilon(self) -> float | None:
+        """Never shown smaller than it is: no guarantee on the server's own ledger stays none."""
+        if self.epsilon_ledger is None or self.epsilon_reported is None:
+            return self.epsilon_ledger
+        return max(self.epsilon_ledger, self.epsilon_reported)
+
 
 @dataclass(frozen=True, slots=True)
 class RecordFigures:
