@@ -11,6 +11,7 @@ import pytest
 
 from fedrep.record_privacy import Budget, RecordLedger, SampledGaussian
 from fedrep_cli.main import main
+from fedrep_cli.plan_records import lines
 from fedrep_trainers.record_accountant import fitting
 
 ASKED = ["plan", "--records", "5000", "--batch", "256", "--steps", "5", "--rounds", "300", "--epsilon", "8"]
@@ -49,6 +50,12 @@ def test_a_set_that_is_too_small_is_called_so_and_the_number_of_records_that_wou
     assert records(capsys, *small, "200", "--batch", "20")["verdict"] == "too small"
     assert records(capsys, *small, "1400", "--batch", "140")["verdict"] == "enough"
     assert records(capsys, *small, "900", "--batch", "90")["verdict"] == "little"
+
+
+def test_no_epsilon_of_the_plan_is_rounded_down(capsys: pytest.CaptureFixture[str]) -> None:
+    found = records(capsys, *ASKED) | {"epsilon": 7.9912, "epsilon_tight": 7.3421, "epsilon_budget": 7.99121}
+    text = "epsilon reached 7.992 at delta = 1e-05 (7.343 by its loss distribution), of a budget of 7.992"
+    assert text in lines(found, 400, 10_000)[1]
 
 
 def test_a_delta_that_would_let_records_be_published_is_named(capsys: pytest.CaptureFixture[str]) -> None:

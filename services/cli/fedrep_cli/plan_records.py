@@ -9,6 +9,7 @@ from typing import Any
 
 import typer
 
+from fedrep.privacy import shown
 from fedrep.protocol.manifests import RunManifest
 from fedrep.record_privacy import COVERS, Budget, RecordCharge, RecordLedger, SampledGaussian
 
@@ -83,13 +84,13 @@ def assess(run: RunManifest, asked: RecordsAsked) -> dict[str, Any]:
 
 
 def lines(found: Mapping[str, Any], coordinates: int, parameters: int) -> list[str]:
-    closer = f" ({found['epsilon_tight']:.3g} by its loss distribution)" if found["epsilon_tight"] is not None else ""
+    closer = f" ({shown(found['epsilon_tight'])} by its loss distribution)" if found["epsilon_tight"] is not None else ""
     each, sent, everywhere = (_short(found[name]) for name in ("noise_per_coordinate", "noise_norm", "noise_norm_all"))
     text = [
         f"records       {found['records']:,}, batches of {found['batch']:,} on average (a rate of {found['rate']:.3g}), "
         f"{found['steps']:,} local step{_plural(found['steps'])} a round: sigma = {found['noise']:g}",
-        f"{_INDENT}epsilon reached {found['epsilon']:.3g} at delta = {found['delta']:g}{closer}, "
-        f"of a budget of {found['epsilon_budget']:g}",
+        f"{_INDENT}epsilon reached {shown(found['epsilon'])} at delta = {found['delta']:g}{closer}, "
+        f"of a budget of {shown(found['epsilon_budget'])}",
         f"{_INDENT}noise of a step {each} C per coordinate; its norm is {sent} C over the {coordinates:,} coordinates sent "
         f"({everywhere} C over all {parameters:,}), while a step's mean of clipped gradients is at most C long",
     ]
