@@ -33,7 +33,7 @@ def epsilon(x: float | None) -> str:
 
 
 def record(x: float | None, none: bool) -> str:
-    return epsilon(x) if x is not None else "none" if none else "not reported"
+    return "none" if none else epsilon(x) if x is not None else "not reported"
 
 
 def seconds(s: float) -> str:

@@ -80,6 +80,7 @@ def test_the_overview_says_what_the_store_says_of_each_run(page: Page, site: Sit
         budget = f" of {epsilon(s.epsilon_budget)}" if s.HasField("epsilon_budget") else ""
         spent = NONE if s.round == 0 else epsilon(optional(s, "epsilon_total"))
         assert line[6].startswith(spent + budget)
+        assert line[6].endswith("records none") == bool(s.records.without)
         assert ("records" in line[6]) == bool(s.records.reporting)
         assert line[7] == f"{s.silos_present} of {s.silos_allowed}"
         alerts = sum(entry.event.severity == "alert" for entry in run.log)
@@ -103,7 +104,7 @@ def test_the_runs_tiles_are_the_stores_figures(page: Page, site: Site) -> None:
         "Silos": ["10 of 10", there],
         "Traffic, up and down": [sized(s.bytes_up + s.bytes_down), f"in rounds {sized(traffic.sent)}, {traffic.sentence}"],
         "Epsilon": [epsilon(s.epsilon_total), f"most of any silo, in all its runs; budget {epsilon(s.epsilon_budget)}"],
-        "Record epsilon": [epsilon(s.records.epsilon), f"most of {s.records.reporting}, none at {s.records.without}"],
+        "Record epsilon": ["none", f"no guarantee at 1; most of {s.records.reporting} others: {epsilon(s.records.epsilon)}"],
     }
     assert traffic.sent == sum(i.bytes_up + i.bytes_down for i in run.rounds)
     assert traffic.dense == run.answer.dense_bytes_per_silo_round * sum(i.proposed for i in run.rounds)
@@ -266,6 +267,7 @@ def test_the_comparison_shows_both_runs_figures_side_by_side(page: Page, site: S
     assert lines["rounds applied, skipped"] == [f"{s.rounds_applied}, {s.rounds_skipped}" for s in both]
     assert lines["traffic, up and down"] == [sized(s.bytes_up + s.bytes_down) for s in both]
     assert lines["epsilon in total"] == [epsilon(optional(s, "epsilon_total")) for s in both]
+    assert lines["record epsilon, most of any silo"] == ["none", "not reported"]
     assert lines["alpha"] == ["0.5", "0"]
     assert lines["record epsilon at most"] == ["8", "not asked for"]
     assert legend(page, "Accuracy by the evaluator") == {

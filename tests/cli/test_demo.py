@@ -132,6 +132,10 @@ def test_the_live_picture_fits_eighty_columns_and_names_a_skipped_round() -> Non
     text = io.StringIO()
     Console(file=text, width=80).print(picture(pb.GetRunResponse(summary=summary), []))
     assert "one training record: epsilon 7.835 at most, delta 1e-05" in text.getvalue()
+    summary.records.without = 1
+    text = io.StringIO()
+    Console(file=text, width=80).print(picture(pb.GetRunResponse(summary=summary), []))
+    assert "one training record: epsilon none, without guarantee at 1 of the silos" in text.getvalue()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux shows a process's children in /proc.")

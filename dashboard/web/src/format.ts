@@ -44,9 +44,10 @@ export function epsilon(x: number | null | undefined): string {
   });
 }
 
-// What one silo, or the silos of a run together, say about their training records. Silence is not "none".
+// What one silo, or the silos of a run together, say about their training records. None comes first: no
+// number of the others stands in for a silo without guarantee. Silence is not "none".
 export const recordEpsilon = (known: number | null, none: boolean): string =>
-  known != null ? epsilon(known) : none ? "none" : "not reported";
+  none ? "none" : known != null ? epsilon(known) : "not reported";
 
 export const delta = (x: number | null | undefined): string => (x == null ? NONE : x < 1e-3 ? x.toExponential() : String(x));
 

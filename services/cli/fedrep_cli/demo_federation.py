@@ -29,6 +29,7 @@ from fedrep_cli.free_ports import free_ports
 from fedrep_cli.main import main
 from fedrep_cli.nursery import Nursery, can_fork
 from fedrep_cli.processes import Processes, orderly_end
+from fedrep_cli.run_costs import figures
 from fedrep_cli.run_view import reckoned
 from fedrep_identity.authority import CertificateAuthority
 from fedrep_identity.certificates import Credentials
@@ -292,12 +293,12 @@ class _Demo:
         }
 
     def _record_costs(self, run: str) -> dict[str, Any]:
-        """The most that any silo says that one of its records has cost."""
+        """The most that any silo says that one of its records has cost; none if any has no guarantee, or nobody says."""
         if not self._settings.private:
             return {}
-        records = self._client.call("GetRun", pb.GetRunRequest(name=run)).summary.records
+        summary = self._client.call("GetRun", pb.GetRunRequest(name=run)).summary
         return {
-            "record_epsilon": number_or_none(records.epsilon if records.HasField("epsilon") else None),
+            "record_epsilon": figures(summary).get("record_epsilon", "none"),
             "record_delta": PRIVACY["delta"],
             "record_budget": PRIVACY["epsilon"],
             "record_covers": RECORD_COVERS,

@@ -70,7 +70,9 @@ def picture(run: Any, rounds: list[Any]) -> RenderableType:
         f"{summary.aggregator}; {summary.bytes_up / 1e6:.2f} MB up, {summary.bytes_down / 1e6:.2f} MB down; "
         f"epsilon {epsilon} in all",
     ]
-    if summary.records.HasField("epsilon"):
+    if summary.records.without:
+        lines.append(f"one training record: epsilon {shown(None)}, without guarantee at {summary.records.without} of the silos")
+    elif summary.records.HasField("epsilon"):
         lines.append(f"one training record: epsilon {shown(summary.records.epsilon)} at most, delta {summary.records.delta:g}")
     return Group(*(Text(line, no_wrap=True, overflow="ellipsis") for line in lines), "", _table(rounds))
 

@@ -1,6 +1,6 @@
 // One run: is it learning, what does it cost in bytes and privacy, where does the time go, which buffers stand out.
 import { useEffect, useMemo, useState } from "preact/hooks";
-import { type Row, type RunDetail, type Suspicion, get } from "../api";
+import { type RecordTotals, type Row, type RunDetail, type Suspicion, get } from "../api";
 import type { Shared } from "../app";
 import { type Across, AcrossChoice, axisOf, useAcross } from "../axis";
 import { Chart, type Line } from "../chart";
@@ -100,10 +100,15 @@ function Figures({ detail, rows }: { detail: RunDetail; rows: Row[] }) {
       <Stat
         label="Record epsilon"
         value={rows.length ? recordEpsilon(run.records.epsilon, run.records.without > 0) : "–"}
-        sub={run.records.reporting > 0 ? `most of ${run.records.reporting}${run.records.without ? `, none at ${run.records.without}` : ""}` : "one training record"}
+        sub={recordsOfWhom(run.records)}
       />
     </Stats>
   );
+}
+
+function recordsOfWhom({ epsilon: most, reporting, without }: RecordTotals): string {
+  if (without > 0) return `no guarantee at ${count(without)}${reporting > 0 ? `; most of ${count(reporting)} others: ${epsilon(most)}` : ""}`;
+  return reporting > 0 ? `most of ${count(reporting)}` : "one training record";
 }
 
 const BAND: [number, number, string] = [2, 3, "silos' own, least to most"];

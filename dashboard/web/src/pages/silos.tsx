@@ -162,7 +162,7 @@ function SiloTable({ name, silos, events, mayAct, refresh }: TableProps) {
                 {bytes(silo.bytes_up)} · {bytes(silo.bytes_down)}
               </td>
               <td class="num" data-label="Epsilon">
-                {silo.epsilon_total == null ? "–" : epsilon(silo.epsilon_total)}
+                {epsilon(silo.epsilon_total)}
                 {silo.epsilon_budget != null && ` of ${epsilon(silo.epsilon_budget)}`}
               </td>
               <td class="num" data-label="Record epsilon" title={silo.record_delta != null ? `at delta ${delta(silo.record_delta)}` : undefined}>
