@@ -121,7 +121,7 @@ class Silo(Shape):
     certificate_expires: float | None
     strikes: int
     back_in_round: int | None
-    epsilon_total: float | None
+    epsilon_total: float | None = Field(description="In all runs over its data; null when there is no guarantee.")
     epsilon_budget: float | None
     drill: str
     problem: str

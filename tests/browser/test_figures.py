@@ -110,6 +110,20 @@ def test_the_runs_tiles_are_the_stores_figures(page: Page, site: Site) -> None:
     assert traffic.dense == run.answer.dense_bytes_per_silo_round * sum(i.proposed for i in run.rounds)
 
 
+def test_no_guarantee_in_other_runs_is_none_beside_the_figures_of_this_one(page: Page, site: Site) -> None:
+    run = scripted_run("spent-before")
+    site.server.add(run, 3)
+    run.summary.ClearField("epsilon_total")
+    run.answer.silos[0].ClearField("epsilon_total")
+    site.server.say(run, "joined", "silo-01 joined.", silo="silo-01")
+    assert tiles(shown(page, site, "/runs/spent-before"))["Epsilon"] == ["none", "no guarantee"]
+    said = "A silo has no guarantee in all its runs: another run over its data had alpha = 0."
+    expect(page.locator(".card", has=page.get_by_role("heading", name="Epsilon in total"))).to_contain_text(said)
+    expect(page.get_by_text("With alpha = 0 there is no guarantee")).to_have_count(0)
+    shown(page, site, "/runs/spent-before/silos")
+    assert [line[5] == "none" for line in texts(page.locator("table.cards tbody tr"))] == [True] + [False] * 9
+
+
 def test_more_than_dense_is_said_to_be_more_and_why(page: Page, site: Site) -> None:
     small = scripted_run("small")
     small.answer.dense_bytes_per_silo_round = 3600

@@ -15,6 +15,7 @@ from fedrep.errors import StoreUnavailableError
 from fedrep.protocol.manifests import SiloName
 from fedrep.wire import codec
 from fedrep.wire.v1 import federation_pb2 as pb
+from fedrep.wire.v1 import observer_pb2
 from fedrep.wire.v1.federation_pb2_grpc import FederationServiceStub
 from fedrep_runtime.run_config import StopConfig
 from fedrep_runtime.tls import channel_options, client_channel_credentials
@@ -181,7 +182,13 @@ def test_one_silos_word_about_its_epsilon_is_shown_and_ends_no_run(server: LiveS
     header = play_round(silos, manifest, STEP)
     assert header.state == "running"
     assert server.running.coordinator.store.summary(run_name).epsilon_total == 1000.5
-    assert wait_for_round(server, run_name, after=1).round == 2
+    manifest = wait_for_round(server, run_name, after=1)
+    assert manifest.round == 2
+    silos[0].stub.ReportMetrics(pb.ReportMetricsRequest(run=silos[0].run, round=1, epsilon_none=True), timeout=SECONDS)
+    found = server.observer().call("GetRun", observer_pb2.GetRunRequest(name=run_name))
+    assert not found.summary.HasField("epsilon_total")
+    assert [silo.HasField("epsilon_total") for silo in found.silos] == [False, True, True, True]
+    assert play_round(silos, manifest, STEP).state == "running"
 
 
 def test_models_and_events_are_kept_as_the_server_says_unless_the_run_says_otherwise(people: People, tmp_path: Path) -> None:

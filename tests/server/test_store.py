@@ -239,6 +239,19 @@ def test_a_runs_epsilon_is_the_largest_of_what_was_counted_and_what_silos_say(st
     assert started.summary("run").epsilon_counted == 1.5
 
 
+def test_once_a_silo_says_that_it_has_no_guarantee_in_all_its_runs_no_figure_takes_that_back(started: SqlStore) -> None:
+    started.commit_round(a_commit(1))
+    started.add_metrics("run", 1, "judge", "evaluator", {"epsilon_none": True})
+    assert started.summary("run").epsilon_total == 1.5, "an evaluator's word about it counts for nobody"
+    started.add_metrics("run", 1, "a", "silo", {"epsilon_total": 2.0})
+    started.add_metrics("run", 3, "a", "silo", {"epsilon_none": True})
+    started.add_metrics("run", 4, "a", "silo", {"epsilon_total": 3.0})
+    assert {row.name: row.epsilon for row in started.silo_rows("run")} == {"a": None, "b": 1.5}
+    assert {row.silo: row.epsilon for row in started.spent()} == {"a": None, "b": 1.5}
+    figures = started.summary("run")
+    assert (figures.epsilon_total, figures.epsilon_counted) == (None, 1.5), "no silo's word ends a run"
+
+
 def test_what_silos_say_about_their_records_is_kept_for_each_silo_and_round_and_never_summed(started: SqlStore) -> None:
     for number in (1, 2):
         started.commit_round(a_commit(number))

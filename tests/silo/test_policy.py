@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from fedrep.errors import RefusedError, SettingsError
+from fedrep.privacy import CoordinateRelease, Ledger
 from fedrep_silo.audit import Audit
 from fedrep_silo.config import DrillSettings, PolicySettings
+from fedrep_silo.ledgers import LedgerFolder
 from fedrep_silo.line import Line
 from tests.harness.federation import Federation, StubTrainer
 from tests.harness.scenarios import confirmed_rounds, finish, finish_in_step, serve
@@ -159,6 +162,29 @@ def test_only_the_figures_that_the_operator_allows_leave_the_silo(federation: Fe
         assert figures <= union if report == "all" else not union & figures
 
     serve(federation, scenario, f"report-{report}")
+
+
+def test_a_silo_says_that_another_run_over_its_data_had_no_guarantee(federation: Federation, tmp_path: Path) -> None:
+    async def scenario(federation: Federation, run: str) -> None:
+        await federation.create_run(run, rounds=1)
+        LedgerFolder(tmp_path, federation.names[0]).write("before", Ledger().charge(CoordinateRelease(1, 100, 4, 0.0)))
+        daemons = [federation.daemon(0, run, ledger=tmp_path), *(federation.daemon(n, run) for n in range(1, 4))]
+        seen: list[Any] = []
+        sent = daemons[0].connection.report
+
+        async def spy(request: Any) -> None:
+            seen.append(request)
+            await sent(request)
+
+        daemons[0].connection.report = spy  # type: ignore[method-assign]
+        assert await finish_in_step(*daemons) == [None] * 4
+        assert [(request.epsilon_none, request.HasField("epsilon_total")) for request in seen] == [(True, False)]
+        assert federation.running is not None
+        store = federation.running.coordinator.store
+        assert [row.epsilon is None for row in store.silo_rows(run)] == [True, False, False, False]
+        assert store.summary(run).epsilon_total is None
+
+    serve(federation, scenario, "no-guarantee-elsewhere")
 
 
 class OnTheWayOut:

@@ -648,7 +648,7 @@ class GetUpdateResponse(_message.Message):
     def __init__(self, header: _Optional[_Union[UpdateHeader, _Mapping]] = ..., chunk: _Optional[bytes] = ...) -> None: ...
 
 class ReportMetricsRequest(_message.Message):
-    __slots__ = ("run", "round", "model_version", "train_loss", "loss", "accuracy", "samples", "clip_rate", "train_seconds", "epsilon_total", "epsilon_budget", "drill", "problem", "given_up", "record_epsilon", "record_delta", "record_budget", "record_none", "metrics")
+    __slots__ = ("run", "round", "model_version", "train_loss", "loss", "accuracy", "samples", "clip_rate", "train_seconds", "epsilon_total", "epsilon_budget", "drill", "problem", "given_up", "record_epsilon", "record_delta", "record_budget", "record_none", "epsilon_none", "metrics")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -674,6 +674,7 @@ class ReportMetricsRequest(_message.Message):
     RECORD_DELTA_FIELD_NUMBER: _ClassVar[int]
     RECORD_BUDGET_FIELD_NUMBER: _ClassVar[int]
     RECORD_NONE_FIELD_NUMBER: _ClassVar[int]
+    EPSILON_NONE_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
     run: bytes
     round: int
@@ -693,8 +694,9 @@ class ReportMetricsRequest(_message.Message):
     record_delta: float
     record_budget: float
     record_none: bool
+    epsilon_none: bool
     metrics: _containers.ScalarMap[str, float]
-    def __init__(self, run: _Optional[bytes] = ..., round: _Optional[int] = ..., model_version: _Optional[int] = ..., train_loss: _Optional[float] = ..., loss: _Optional[float] = ..., accuracy: _Optional[float] = ..., samples: _Optional[int] = ..., clip_rate: _Optional[float] = ..., train_seconds: _Optional[float] = ..., epsilon_total: _Optional[float] = ..., epsilon_budget: _Optional[float] = ..., drill: _Optional[str] = ..., problem: _Optional[str] = ..., given_up: _Optional[int] = ..., record_epsilon: _Optional[float] = ..., record_delta: _Optional[float] = ..., record_budget: _Optional[float] = ..., record_none: _Optional[bool] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    def __init__(self, run: _Optional[bytes] = ..., round: _Optional[int] = ..., model_version: _Optional[int] = ..., train_loss: _Optional[float] = ..., loss: _Optional[float] = ..., accuracy: _Optional[float] = ..., samples: _Optional[int] = ..., clip_rate: _Optional[float] = ..., train_seconds: _Optional[float] = ..., epsilon_total: _Optional[float] = ..., epsilon_budget: _Optional[float] = ..., drill: _Optional[str] = ..., problem: _Optional[str] = ..., given_up: _Optional[int] = ..., record_epsilon: _Optional[float] = ..., record_delta: _Optional[float] = ..., record_budget: _Optional[float] = ..., record_none: _Optional[bool] = ..., epsilon_none: _Optional[bool] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class ReportMetricsResponse(_message.Message):
     __slots__ = ()

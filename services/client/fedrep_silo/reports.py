@@ -212,8 +212,13 @@ class Reports:
         self._trained = None
 
     def _add_counts(self, request: pb.ReportMetricsRequest, spent: float | None) -> None:
-        """Nothing about values: what depends on them is an answer to whoever chose the model they come from."""
-        if spent is not None:
+        """Nothing about values: what depends on them is an answer to whoever chose the model they come from.
+
+        "None" is said: the server knows of this run alone, and would show what was spent in it as the whole.
+        """
+        if spent is None:
+            request.epsilon_none = True
+        else:
             request.epsilon_total = spent
         if self._settings.policy.epsilon_budget is not None:
             request.epsilon_budget = self._settings.policy.epsilon_budget

@@ -126,7 +126,8 @@ function Charts({ rows, detail, charts, name, across }: ChartsProps) {
   const lines = useMemo(() => allLines(rows), [rows]);
   const cost = detail.epsilon;
   const covers = `Epsilon covers ${cost.covers}.`;
-  const none = cost.total == null ? " With alpha = 0 there is no guarantee, hence no number." : "";
+  const none = detail.settings.alpha === 0 ? " With alpha = 0 there is no guarantee, hence no number." : "";
+  const elsewhere = cost.total == null && !none ? "A silo has no guarantee in all its runs: another run over its data had alpha = 0. " : "";
   const large = cost.total != null && !cost.meaningful ? " A total this large promises very little." : "";
   const common = { ...axis, sync: `${name} ${across}` };
   const band = lines.accuracy.length > 1 ? BAND : undefined;
@@ -208,7 +209,7 @@ function Charts({ rows, detail, charts, name, across }: ChartsProps) {
         marks={cost.budget != null ? [{ at: cost.budget, label: `budget ${epsilon(cost.budget)}` }] : []}
         note={
           <>
-            For a silo that proposed in every round of this run, which alone is counted here.{" "}
+            For a silo that proposed in every round of this run, which alone is counted here. {elsewhere}
             {cost.total != null && `The most of any silo, in all its runs: ${epsilon(cost.total)}. `}
             {cost.budget != null && cost.total != null && (
               <b>

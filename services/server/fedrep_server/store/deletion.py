@@ -19,7 +19,7 @@ KEPT = (runs, silos, ledger)
 @dataclass(frozen=True, slots=True)
 class SpentRow:
     """What one silo has spent in one run, by the larger of what was counted here and what it says itself (of all runs over its
-    data); `epsilon` is None if a proposal had no guarantee, `record_epsilon` if it did not say, or has none (`record_none`)."""
+    data); `epsilon` is None if any proposal had no guarantee, `record_epsilon` if it did not say, or has none (`record_none`)."""
 
     run: str
     silo: str

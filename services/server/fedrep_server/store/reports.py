@@ -19,9 +19,10 @@ RECORDS = ("record_epsilon", "record_delta", "record_budget")
 _FLOATS = ("train_loss", "loss", "accuracy", "clip_rate", "train_seconds", "epsilon_total", "epsilon_budget", *RECORDS)
 _NUMBERS = ("model_version", "samples", "given_up")
 _TEXTS = ("drill", "problem")
-_PLAIN = (*_FLOATS, *_NUMBERS, *_TEXTS, "record_none")
+_FLAGS = ("record_none", "epsilon_none")
+_PLAIN = (*_FLOATS, *_NUMBERS, *_TEXTS, *_FLAGS)
 _COLUMNS = (*_PLAIN, "figures")
-METRIC_NAMES = frozenset((*_FLOATS, *_NUMBERS, *_TEXTS, "metrics", "score", "record_none"))
+METRIC_NAMES = frozenset((*_FLOATS, *_NUMBERS, *_TEXTS, *_FLAGS, "metrics", "score"))
 MOST_FIGURES, LONGEST_FIGURE = 64, 100
 
 _CHARGE = (
@@ -73,8 +74,7 @@ def _upsert(dialect: str, columns: tuple[str, ...]) -> Any:
 def _fit(reported: Mapping[str, Any]) -> dict[str, Any]:
     fitted: dict[str, Any] = {name: finite(reported[name]) for name in _FLOATS if reported.get(name) is not None}
     fitted |= {name: whole(reported[name]) for name in _NUMBERS if reported.get(name) is not None}
-    if reported.get("record_none"):
-        fitted["record_none"] = True
+    fitted |= {name: True for name in _FLAGS if reported.get(name)}
     if reported.get("metrics"):
         named = sorted(reported["metrics"].items())[:MOST_FIGURES]
         fitted["figures"] = {clean(name[:LONGEST_FIGURE]): value for name, value in named if finite(value) is not None}
@@ -105,6 +105,8 @@ _LATEST = (
 )
 # What it has spent never falls, whichever report said so: the ledger misses proposals that came late or were lost in a crash.
 _HAS_SPENT = update(silos).where(*_OWN).values(epsilon_reported=larger(silos.c.epsilon_reported, _SPENT))
+# Once it has proposed without guarantee, in whichever run, no later figure takes that back.
+_NO_GUARANTEE = update(silos).where(*_OWN).values(epsilon_none=True)
 # At one delta the figure never falls; at another it is another figure. Once "none", always none.
 _NO_RECORDS = update(silos).where(*_OWN).values(record_none=True)
 _SAME_DELTA = (
@@ -130,6 +132,7 @@ def _remember(connection: Connection, run: str, reported: Sequence[tuple[Report,
             connection.execute(statement, rows)
 
     carry_out(_HAS_SPENT, "epsilon_total", lambda _, values: {"own_spent": values["epsilon_total"]})
+    carry_out(_NO_GUARANTEE, "epsilon_none", lambda _report, _values: {})
     carry_out(_NO_RECORDS, "record_none", lambda _report, _values: {})
     carry_out(
         _SAME_DELTA,
@@ -236,6 +239,7 @@ def silo_row(row: Row[Any]) -> SiloRow:
         row.record_delta,
         row.record_budget,
         row.record_none,
+        row.epsilon_none,
     )
 
 

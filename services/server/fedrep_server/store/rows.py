@@ -198,6 +198,7 @@ class RoundCommit:
 @dataclass(frozen=True, slots=True)
 class SiloRow:
     """`epsilon_ledger` is what this server counted, `epsilon_reported` what the silo says; None: no guarantee, or not said.
+    `epsilon_none`: it says that it has no guarantee, in all runs over its data.
 
     `record_epsilon` is what it says that a training record has cost; None: not said, or none at all (`record_none`).
     """
@@ -218,10 +219,13 @@ class SiloRow:
     record_delta: float | None = None
     record_budget: float | None = None
     record_none: bool = False
+    epsilon_none: bool = False
 
     @property
     def epsilon(self) -> float | None:
-        """Never shown smaller than it is: no guarantee on the server's own ledger stays none."""
+        """Never shown smaller than it is: no guarantee, on the server's own ledger or by the silo's word, stays none."""
+        if self.epsilon_none:
+            return None
         if self.epsilon_ledger is None or self.epsilon_reported is None:
             return self.epsilon_ledger
         return max(self.epsilon_ledger, self.epsilon_reported)
@@ -241,7 +245,8 @@ class RecordFigures:
 @dataclass(frozen=True, slots=True)
 class RunFigures:
     """A run's totals. `epsilon_total` is the largest over the silos, of what was counted here and what they say themselves (of
-    all runs over their data); `epsilon_counted` of what was counted here alone. None if any proposal had no guarantee."""
+    all runs over their data); `epsilon_counted` of what was counted here alone. None if any proposal had no guarantee, for the
+    total also one in another run."""
 
     rounds_applied: int
     rounds_skipped: int

@@ -97,11 +97,12 @@ def figures(connection: Connection, name: str) -> RunFigures:
         .limit(1)
     ).one_or_none()
     best = connection.execute(select(func.max(metrics.c.accuracy)).where(evaluated)).scalar_one()
-    spent, counted, without_guarantee, budget = connection.execute(
+    spent, counted, without_guarantee, none_in_all, budget = connection.execute(
         select(
             func.max(larger(silos.c.epsilon_reported, silos.c.epsilon_ledger)),
             func.max(silos.c.epsilon_ledger),
             func.sum(silos.c.releases_without_guarantee),
+            func.count(case((silos.c.epsilon_none, 1))),
             func.min(silos.c.epsilon_budget),
         ).where(silos.c.run == name)
     ).one()
@@ -116,7 +117,7 @@ def figures(connection: Connection, name: str) -> RunFigures:
         accuracy=None if latest is None else latest.accuracy,
         loss=None if latest is None else latest.loss,
         best_accuracy=best,
-        epsilon_total=None if without_guarantee else (spent or 0.0),
+        epsilon_total=None if without_guarantee or none_in_all else (spent or 0.0),
         epsilon_counted=None if without_guarantee else (counted or 0.0),
         epsilon_budget=budget,
         last_roster=roster or 0,

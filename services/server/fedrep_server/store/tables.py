@@ -147,6 +147,7 @@ metrics = Table(
     Column("record_delta", Double),
     Column("record_budget", Double),
     Column("record_none", Boolean),
+    Column("epsilon_none", Boolean),
     Index("metrics_by_role", "run", "role", "round"),
     Index("metrics_best", "run", "role", "accuracy"),
 )
@@ -173,6 +174,7 @@ silos = Table(
     Column("record_delta", Double),
     Column("record_budget", Double),
     Column("record_none", Boolean, nullable=False, server_default=false()),
+    Column("epsilon_none", Boolean, nullable=False, server_default=false()),
 )
 
 ledger = Table(
