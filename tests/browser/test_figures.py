@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
@@ -9,13 +10,15 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from fedrep import suspicion
+from fedrep import privacy, suspicion
 from fedrep.communication import paper_bits
+from fedrep.wire.v1 import observer_pb2 as pb
 from fedrep_runtime.observed_rounds import against_dense, seated
 from tests.browser.conftest import Site, visit
 from tests.browser.figures import NONE, decimal, epsilon, percent, record, seconds, sized, span
 from tests.browser.test_pages import settled
-from tests.harness.dashboard_server import COORDINATES, ScriptedRun, scripted_run
+from tests.harness import dashboard_server
+from tests.harness.dashboard_server import COORDINATES, ScriptedRun, finished_round, scripted_run
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +125,27 @@ def test_no_guarantee_in_other_runs_is_none_beside_the_figures_of_this_one(page:
     expect(page.get_by_text("With alpha = 0 there is no guarantee")).to_have_count(0)
     shown(page, site, "/runs/spent-before/silos")
     assert [line[5] == "none" for line in texts(page.locator("table.cards tbody tr"))] == [True] + [False] * 9
+
+
+def test_where_theorem_2_is_no_bound_the_pages_say_so(page: Page, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def of_one_coordinate(run: ScriptedRun) -> pb.Round:
+        item = finished_round(run)
+        item.epsilon = privacy.coordinate_epsilon(650, 1, 0.1) or math.nan
+        item.epsilon_theorem2 = privacy.theorem2_epsilon(650, 1, 0.1) or math.nan
+        return item
+
+    monkeypatch.setattr(dashboard_server, "finished_round", of_one_coordinate)
+    item = site.server.add(scripted_run("one-coordinate"), 3).rounds[-1]
+    assert item.epsilon > item.epsilon_theorem2
+    why = "too small: the theorem fails for k = 1 and this alpha"
+    shown(page, site, "/runs/one-coordinate")
+    for title in ("Epsilon per round", "Epsilon in total"):
+        card = page.locator(".card", has=page.get_by_role("heading", name=title))
+        expect(card).to_contain_text(f"Theorem 2 is {why}.")
+    found = tiles(shown(page, site, "/runs/one-coordinate/rounds/3"))
+    assert found["Epsilon of a proposal"] == [epsilon(item.epsilon), f"Theorem 2: {epsilon(item.epsilon_theorem2)} ({why})"]
+    shown(page, site, "/runs/digits")
+    expect(page.get_by_text(why)).to_have_count(0)
 
 
 def test_more_than_dense_is_said_to_be_more_and_why(page: Page, site: Site) -> None:

@@ -44,6 +44,10 @@ export function epsilon(x: number | null | undefined): string {
   });
 }
 
+// The paper's bound is no bound there, and must not be read as one; `fedrep epsilon` says the same.
+export const theoremFails = (exact: number | null, bound: number | null): boolean => exact != null && bound != null && exact > bound;
+export const THEOREM_FAILS = "too small: the theorem fails for k = 1 and this alpha";
+
 // What one silo, or the silos of a run together, say about their training records. None comes first: no
 // number of the others stands in for a silo without guarantee. Silence is not "none".
 export const recordEpsilon = (known: number | null, none: boolean): string =>

@@ -2,7 +2,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { type Buffer, type RoundDetail, type RunEvent, type SiloInRound, type Suspicion, get } from "../api";
 import type { Shared } from "../app";
-import { bytes, clock, count, decimal, epsilon, moment, percent, recordEpsilon, seconds, weight, words } from "../format";
+import { THEOREM_FAILS, bytes, clock, count, decimal, epsilon, moment, percent, recordEpsilon, seconds, theoremFails, weight, words } from "../format";
 import { EventLine } from "../events";
 import { Card, Empty, Failure, Loading, Stat, Stats } from "../parts";
 import { useRun } from "../run-data";
@@ -70,7 +70,7 @@ function Round({ name, over, detail, events, suspicion }: { name: string; over: 
         <Stat label="Coordinates agreed on" value={count(row.consensus_size)} sub="|I|" />
         <Stat label="Sent up" value={bytes(row.bytes_up)} sub={`down ${bytes(row.bytes_down)}`} />
         <Stat label="Dense would be" value={bytes(row.dense_bytes)} sub="float32, up and down, who proposed" />
-        <Stat label="Epsilon of a proposal" value={row.proposed ? epsilon(row.epsilon) : "–"} sub={row.epsilon_theorem2 != null && `Theorem 2: ${epsilon(row.epsilon_theorem2)}`} />
+        <Stat label="Epsilon of a proposal" value={row.proposed ? epsilon(row.epsilon) : "–"} sub={row.epsilon_theorem2 != null && `Theorem 2: ${epsilon(row.epsilon_theorem2)}${theoremFails(row.epsilon, row.epsilon_theorem2) ? ` (${THEOREM_FAILS})` : ""}`} />
         <Stat label="Norm of the update" value={decimal(row.update_norm)} sub={`clipped ${percent(row.clip_rate, 2)} at ${decimal(row.clip_range)}`} />
         <Stat label="Accuracy" value={percent(row.accuracy)} sub={row.loss != null && `loss ${decimal(row.loss)}`} />
         <Stat label="Model version" value={count(row.model_version)} sub={`the rule expected ${row.tolerated} bad buffers at most`} />

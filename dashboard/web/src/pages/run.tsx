@@ -5,7 +5,7 @@ import type { Shared } from "../app";
 import { type Across, AcrossChoice, axisOf, useAcross } from "../axis";
 import { Chart, type Line } from "../chart";
 import { Events } from "../events";
-import { bytes, bytesTick, count, decimal, epsilon, numberTick, percent, percentTick, recordEpsilon, span, words } from "../format";
+import { THEOREM_FAILS, bytes, bytesTick, count, decimal, epsilon, numberTick, percent, percentTick, recordEpsilon, span, theoremFails, words } from "../format";
 import { BUFFERS, HeatMap } from "../heatmap";
 import { SpanChoice, useHeatMap } from "../heatmap-data";
 import { Card, Command, Empty, Failure, Loading, Stat, Stats, WaitingFor, useWidth } from "../parts";
@@ -128,6 +128,7 @@ function Charts({ rows, detail, charts, name, across }: ChartsProps) {
   const covers = `Epsilon covers ${cost.covers}.`;
   const none = detail.settings.alpha === 0 ? " With alpha = 0 there is no guarantee, hence no number." : "";
   const elsewhere = cost.total == null && !none ? "A silo has no guarantee in all its runs: another run over its data had alpha = 0. " : "";
+  const fails = rows.some((row) => theoremFails(row.epsilon, row.epsilon_theorem2)) ? ` Theorem 2 is ${THEOREM_FAILS}.` : "";
   const large = cost.total != null && !cost.meaningful ? " A total this large promises very little." : "";
   const common = { ...axis, sync: `${name} ${across}` };
   const band = lines.accuracy.length > 1 ? BAND : undefined;
@@ -196,7 +197,7 @@ function Charts({ rows, detail, charts, name, across }: ChartsProps) {
         tick={numberTick}
         fromZero
         exportPath={`${charts}/epsilon`}
-        note={covers + none}
+        note={covers + none + fails}
       />
       <Chart
         {...common}
@@ -220,6 +221,7 @@ function Charts({ rows, detail, charts, name, across }: ChartsProps) {
             )}
             {cost.budget == null && "No budget is set."}
             {large}
+            {fails}
           </>
         }
       />
