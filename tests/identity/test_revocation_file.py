@@ -121,6 +121,7 @@ def test_a_list_that_could_not_be_kept_is_asked_for_again(
                 with pytest.raises(OSError, match="No space left"):
                     await source()
             assert await source() is not None
+            source.believed()
             assert await source() is None, "now it is kept, and nothing has changed"
             await source.close()
 

@@ -532,15 +532,20 @@ def test_a_server_that_starts_counts_before_anything_else(spent: float) -> None:
     assert [type(effect) for effect in effects] == ([KeepState] if spent == 1.0 else [])
 
 
-def test_a_run_that_was_paused_while_it_reached_its_goal_ends_when_it_goes_on() -> None:
-    run = four()
-    run.interpreter.machine._goals = Goals(run.run.rounds, epsilon=1.0)
+def play_paused(run: PlayedRun) -> None:
+    """One round, to its end, in which the run is paused."""
     run.join()
     run.open_round()
     run.interpreter.tell(Pause("look"))
     for phase in (run.propose, run.submit, run.confirm, run.reveal):
         for silo in run.members:
             phase(silo)
+
+
+def test_a_run_that_was_paused_while_it_reached_its_goal_ends_when_it_goes_on() -> None:
+    run = four()
+    run.interpreter.machine._goals = Goals(run.run.rounds, epsilon=1.0)
+    play_paused(run)
     run.finish()
     run.interpreter.tell(Resume())
     assert run.interpreter.machine.receive(RoundDue()) == [Count()]
@@ -596,12 +601,7 @@ def test_a_run_whose_end_was_not_written_ends_at_the_next_start() -> None:
 
 def test_a_run_that_was_paused_in_its_last_round_ends_when_it_goes_on() -> None:
     run = four(rounds=1)
-    run.join()
-    run.open_round()
-    run.interpreter.tell(Pause("look"))
-    for phase in (run.propose, run.submit, run.confirm, run.reveal):
-        for silo in run.members:
-            phase(silo)
+    play_paused(run)
     assert run.interpreter.machine.progress.state is RunState.PAUSED
     run.interpreter.tell(Resume())
     run.interpreter.tell(RoundDue())

@@ -280,7 +280,7 @@ def check_role(settings: SiloSettings, credentials: Credentials) -> None:
 
 async def _play(settings: SiloSettings, live: bool, asked: AskedToStop) -> None:
     """Whatever holds a device is gone when this returns."""
-    from fedrep_identity.peer import follow_revocations, refresh_revocations, revocations_from_file
+    from fedrep_identity.peer import RevocationsFile, follow_revocations, refresh_revocations
     from fedrep_identity.upkeep import tend_credentials
     from fedrep_silo.daemon import SiloDaemon
     from fedrep_silo.evaluator import Evaluator
@@ -289,7 +289,7 @@ async def _play(settings: SiloSettings, live: bool, asked: AskedToStop) -> None:
     credentials = Credentials.load(settings.credentials)
     check_role(settings, credentials)
     trust = credentials.trust_store()
-    revocations = revocations_from_file(settings.credentials / REVOCATIONS_FILE)
+    revocations = RevocationsFile(settings.credentials / REVOCATIONS_FILE)
     await refresh_revocations(trust, revocations)
 
     def in_one_run(settings: SiloSettings, trainer: Trainer) -> SiloDaemon | Evaluator:

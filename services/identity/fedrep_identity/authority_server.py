@@ -30,7 +30,7 @@ from fedrep_identity.certificates import REVOCATIONS_FILE, PeerCertificate, load
 from fedrep_identity.enrolment import EnrolmentDesk
 from fedrep_identity.keyfile import private_key_pem
 from fedrep_identity.names import Identity, Role
-from fedrep_identity.peer import peer_certificate, refresh_revocations, revocations_from_file
+from fedrep_identity.peer import RevocationsFile, peer_certificate, refresh_revocations
 from fedrep_identity.rate_limit import RateLimit, source_of
 from fedrep_identity.register import Hosts
 from fedrep_runtime import listening
@@ -243,7 +243,7 @@ class _Certificates(wire_grpc.CertificateServiceServicer):
         self._desk = desk
         self._limits = limits
         self._trust = desk.authority.trust_store()
-        self._source = revocations_from_file(desk.authority.folder / REVOCATIONS_FILE)
+        self._source = RevocationsFile(desk.authority.folder / REVOCATIONS_FILE)
 
     async def _caller(self, context: Context) -> PeerCertificate:
         await refresh_revocations(self._trust, self._source)  # a list it cannot read must stop it, not be passed over

@@ -142,7 +142,7 @@ async def renew(folder: Path, *, new_key: bool = False, timeout: float = TIMEOUT
 
 
 class AuthorityRevocations:
-    """A `RevocationSource` that asks the authority over one channel; None while nothing changed.
+    """A `RevocationSource` that asks the authority over one channel.
 
     `load` is asked again after a failure, so that a certificate renewed meanwhile is used. `keep` remembers the newest
     bundle over a restart.
@@ -153,7 +153,7 @@ class AuthorityRevocations:
         self._load = load
         self._keep = keep
         self._timeout = timeout
-        self._known = b""
+        self._given = self._known = b""
         self._channel: grpc.aio.Channel | None = None
 
     async def __call__(self) -> bytes | None:
@@ -169,8 +169,11 @@ class AuthorityRevocations:
             return None
         if self._keep is not None:
             keep_revocations(self._keep, answer.revocations, credentials.root)
-        self._known = hashlib.sha256(answer.revocations).digest()  # what could not be kept is asked for again
+        self._given = hashlib.sha256(answer.revocations).digest()
         return answer.revocations
+
+    def believed(self) -> None:
+        self._known = self._given  # what could not be kept, or was not believed, is asked for again
 
     async def close(self) -> None:
         channel, self._channel = self._channel, None

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 import structlog
 
@@ -52,12 +53,19 @@ async def until_unwelcome(trust: TrustStore, peer: PeerCertificate, every: float
         await asyncio.sleep(every)
 
 
-RevocationSource = Callable[[], Awaitable[bytes | None]]
+class RevocationSource(Protocol):
+    """Gives a bundle, or None while it is the one that was believed last. One that was not is given again, and complained of
+    again, until a better one is there."""
+
+    async def __call__(self) -> bytes | None: ...
+
+    def believed(self) -> None:
+        """Said by who took what was given last."""
+        ...
 
 
 class RevocationsFile:
-    """A bundle that somebody else puts there: None while it is the one that was believed last. One that was not is read again,
-    and complained of again, until a better one is there."""
+    """A bundle that somebody else puts there."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -73,12 +81,7 @@ class RevocationsFile:
         return None if self._read == self._believed else self._path.read_bytes()
 
     def believed(self) -> None:
-        """Said by who took what was read last."""
         self._believed = self._read
-
-
-def revocations_from_file(path: Path) -> RevocationsFile:
-    return RevocationsFile(path)
 
 
 async def refresh_revocations(trust: TrustStore, source: RevocationSource) -> None:
@@ -88,8 +91,7 @@ async def refresh_revocations(trust: TrustStore, source: RevocationSource) -> No
         return
     known = len(trust.revoked)
     trust.update_revocations(bundle)
-    if isinstance(source, RevocationsFile):
-        source.believed()
+    source.believed()
     if len(trust.revoked) != known:
         _log.info("revocations_updated", revoked=len(trust.revoked))
 

@@ -24,7 +24,7 @@ async def tend_credentials(folder: Path, on_renewed: OnRenewed | None = None, *,
     """Runs beside a daemon for as long as it lives. Returns at once in a folder that knows no authority to ask: there,
     an operator brings certificates and `crl.pem` by file.
 
-    The newest revocation list is kept in the folder, where `revocations_from_file` finds it.
+    The newest revocation list is kept in the folder, where `RevocationsFile` finds it.
     """
     try:
         address = FederationAddresses.load(folder).certificates
@@ -79,6 +79,7 @@ async def _keep_fetching(source: AuthorityRevocations, every: float) -> None:
         problem = None
         try:
             await source()
+            source.believed()  # or it would not have been kept
         except (FedrepError, OSError) as error:
             problem = str(error)
         if problem != said:

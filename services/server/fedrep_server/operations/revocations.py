@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from fedrep_identity.certificates import REVOCATIONS_FILE, Credentials, TrustStore
 from fedrep_identity.enrolment_client import AuthorityRevocations
-from fedrep_identity.peer import RevocationSource, follow_revocations, refresh_revocations, revocations_from_file
+from fedrep_identity.peer import RevocationsFile, RevocationSource, follow_revocations, refresh_revocations
 from fedrep_server.config import ServerSettings
 
 log = structlog.get_logger(__name__)
@@ -29,13 +29,11 @@ ASK_AUTHORITY_SECONDS = 5.0
 class ServerRevocations(Collector):
     def __init__(self, settings: ServerSettings, trust: TrustStore) -> None:
         self._trust = trust
-        self._files: list[RevocationSource] = [
-            revocations_from_file(settings.revocations or settings.credentials / REVOCATIONS_FILE)
-        ]
+        self._files: list[RevocationSource] = [RevocationsFile(settings.revocations or settings.credentials / REVOCATIONS_FILE)]
         self._authority: AuthorityRevocations | None = None
         if settings.authority is not None:
             kept = settings.data / REVOCATIONS_FILE
-            self._files.append(revocations_from_file(kept))
+            self._files.append(RevocationsFile(kept))
             self._authority = AuthorityRevocations(settings.authority, lambda: Credentials.load(settings.credentials), keep=kept)
 
     async def load(self) -> None:
