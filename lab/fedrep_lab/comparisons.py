@@ -161,7 +161,8 @@ def judged(outcomes: Sequence[tuple[str, str]], rows: list[dict[str, Any]], miss
     if missing:
         basis += f", {missing} more need cells that were not run"
     if failed:
-        return Verdict(FAILS, f"{len(failed)} of {len(outcomes)} not as claimed ({basis}): {_some(failed)}.", rows)
+        undecided = f", {len(open_)} undecided" if open_ else ""
+        return Verdict(FAILS, f"{len(failed)} of {len(outcomes)} not as claimed{undecided} ({basis}): {_some(failed)}.", rows)
     if open_:
         return Verdict(
             UNDECIDED, f"{len(open_)} of {len(outcomes)} cannot be told from chance or margin ({basis}): {_some(open_)}.", rows

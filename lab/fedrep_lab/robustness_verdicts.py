@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -107,15 +107,22 @@ def strong_attacks(results: Sequence[Result]) -> Verdict:
                 if not select(cells, attack="none"):
                     continue
                 name = f"{rule}, f = {f}{', after ' + ' + '.join(pre) if pre else ''}"
-                rows.append({"rule": name, **_accuracies(cells)})
-                for attack in values_of(cells, "attack"):
-                    lost = _lost(cells, attack)
-                    if lost is not None and rule != "mean":
-                        outcomes.append((f"{name} under {attack}", lost.within(-math.inf, LOST)))
-                        counts.append(lost.seeds)
+                lost = {attack: found for attack in values_of(cells, "attack") if (found := _lost(cells, attack)) is not None}
+                rows.append({"rule": name, **_accuracies(cells), **_most_lost(lost)})
+                if rule != "mean":
+                    outcomes += [(f"{name} under {attack}", found.within(-math.inf, LOST)) for attack, found in lost.items()]
+                    counts += [found.seeds for found in lost.values()]
     if not outcomes:
         return Verdict(UNTESTED, "The cells that this claim needs have not been run.", rows)
     return judged(outcomes, rows, 0, seeds_of(counts))
+
+
+def _most_lost(lost: Mapping[str, Interval]) -> dict[str, str]:
+    """The worst attack's, on average over seeds."""
+    if not lost:
+        return {}
+    attack = max(lost, key=lambda each: lost[each].mean)
+    return {"most lost": f"{lost[attack].mean:.4f} to {attack}"}
 
 
 def _accuracies(cells: Sequence[Result]) -> dict[str, Any]:

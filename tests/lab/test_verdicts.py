@@ -233,7 +233,8 @@ def test_a_tick_of_table_1_is_undecided_where_seeds_disagree_about_what_an_attac
 def test_attacks_of_fewer_seeds_are_shown_by_their_own_cells_and_the_basis_is_that_of_the_comparisons() -> None:
     results = [*seeded(0.8, (0.0, 0.04), rule="krum"), *seeded(0.7, (0.0,), rule="krum", attack="minmax")]
     found = judge("strong_attacks", "laptop", [*results, *seeded(0.8, rule="mean")])
-    assert {"rule": "krum, f = 7", "seeds": "1 to 2", "none": "0.8200 (2 seeds)", "minmax": "0.7000 (1 seed)"} in found.rows
+    shown = {"rule": "krum, f = 7", "seeds": "1 to 2", "none": "0.8200 (2 seeds)", "minmax": "0.7000 (1 seed)"}
+    assert {**shown, "most lost": "0.1000 to minmax"} in found.rows, "by the one seed that both have"
     assert {"rule": "mean, f = 7", "seeds": "3", "none": 0.8} in found.rows
     assert "(1 comparison, 1 seed)" in found.sentence
     two = seeded(0.78, (0.0, 0.04), rule="krum", attack="fang")
@@ -251,7 +252,9 @@ def test_an_attack_that_drives_training_out_of_the_finite_numbers_was_not_withst
     assert judge("strong_attacks", "laptop", results).status == HOLDS
     broken = [diverged(one) if one.cell.attack == "minmax" else one for one in results]
     found = judge("strong_attacks", "laptop", broken)
-    assert (found.status, found.rows[0]["minmax"]) == (FAILS, 0.1)
+    assert (found.status, found.rows[0]["minmax"], found.rows[0]["most lost"]) == (FAILS, 0.1, "0.7000 to minmax")
+    unsure = judge("strong_attacks", "laptop", [*broken, *seeded(0.7, (0.0, 0.04), rule="krum", attack="fang")])
+    assert unsure.sentence.startswith("1 of 2 not as claimed, 1 undecided (")
     lower = [diverged(one, 0.02) if one.cell.attack == "minmax" else one for one in results]
     assert judge("strong_attacks", "laptop", lower).rows[0]["minmax"] == 0.02
     calm = [diverged(one) if one.cell.attack == "none" else one for one in results]
