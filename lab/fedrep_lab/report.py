@@ -22,7 +22,7 @@ from fedrep_lab.comparisons import Verdict
 from fedrep_lab.figures import draw
 from fedrep_lab.grids import Grid, apart_from_seed
 from fedrep_lab.results import Result, ResultFolder, tables_of
-from fedrep_lab.scores import grouped, label, values_of
+from fedrep_lab.scores import grouped, label, values_of, varying
 from fedrep_lab.tuning import by_key
 from fedrep_lab.verdicts import judge
 from fedrep_runtime.files import write_atomically
@@ -31,6 +31,8 @@ _SIZES = ("paper", "cifar", "laptop", "smoke")
 # What is said of every experiment, from its cells; the rest of the settings is in the CSV files.
 _STATED = ("dataset", "model", "m", "f", "s", "rounds", "epochs", "interval", "beta", "rate", "seed", "rule")
 _LENGTHS = ("rounds", "epochs")
+_METHOD = ("method", "rule", "pre", "beta", "interval")
+_TELLING = ("f", "method_settings", "ratio")  # said of a method where its rate depends on them
 
 
 def _length(result: Result) -> str:
@@ -102,10 +104,10 @@ class Section:
 
     @property
     def tuned(self) -> str:
-        """The rates of its methods, if `tuning` chose those of all its cells."""
-        found = {label(one, ("method", "rule", "pre", "beta", "interval")): one.cell.rate for one in self.results}
-        trained = any(one.cell.task == "train" and not one.cell.record_epsilon for one in self.results)
-        return "; ".join(f"{name}: {rate:g}" for name, rate in sorted(found.items())) if trained and self.tunes else ""
+        """The rates that `tuning` chose for its methods, if it chose any: rates of private cells are named by experiments."""
+        chosen = [one for one in self.results if self.tunes and one.cell.task == "train" and not one.cell.record_epsilon]
+        methods = grouped(chosen, lambda one: label(one, _METHOD)).values()
+        return "; ".join(sorted(line for method in methods for line in _rates(method)))
 
     @property
     def cpu_minutes(self) -> float:
@@ -126,6 +128,17 @@ class Section:
     @property
     def diverged(self) -> int:
         return sum(bool(result.metrics.get("diverged")) for result in self.results)
+
+
+def _rates(method: Sequence[Result]) -> list[str]:
+    """Of cells of one method: its rate, or its rates with what tells them apart."""
+    one = len({result.cell.rate for result in method}) == 1
+    telling = [] if one else varying(method, _TELLING)
+    found = grouped(method, lambda result: label(result, (*_METHOD, *telling)))
+    return [
+        f"{name}: {' or '.join(f'{rate:g}' for rate in sorted({one.cell.rate for one in group}))}"
+        for name, group in found.items()
+    ]
 
 
 def write_report(folder: Path, preset: str | None, page: Path, markdown: Path | None = None) -> dict[str, Any]:

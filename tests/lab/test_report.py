@@ -9,8 +9,8 @@ from typing import Any
 
 from fedrep_lab.catalogue import load_experiment
 from fedrep_lab.cell import Cell
-from fedrep_lab.comparisons import FAILS, HOLDS
-from fedrep_lab.report import write_report
+from fedrep_lab.comparisons import FAILS, HOLDS, UNTESTED, Verdict
+from fedrep_lab.report import Section, write_report
 from fedrep_lab.results import ResultFolder
 
 
@@ -76,3 +76,18 @@ def test_the_page_of_a_claim_names_the_versions_of_the_sources_that_its_cells_ca
     _, page = reported(tmp_path, "attendance")
     assert f"Versions of the sources: aaaa ({len(rest)} cells), bbbb (1 cell)." in page
     assert f"Versions of the sources: aaaa ({len(rest)} cells), bbbb (1 cell)." in (tmp_path / "report.html").read_text()
+
+
+def test_the_page_names_every_rate_that_was_chosen_with_what_it_depends_on_and_none_that_was_not(tmp_path: Path) -> None:
+    many, few = Cell(rule="median", f=7, rate=0.5, seed=0), Cell(rule="median", f=3, rate=1.0, seed=0)
+    cells = [many, replace(many, seed=1), few, replace(few, rule="mean", rate=0.2), replace(few, record_epsilon=8.0, rate=120.0)]
+    keep(tmp_path, "strong_attacks", cells, metrics={"best_accuracy": 0.1})
+    results = ResultFolder(tmp_path).load("strong_attacks", "laptop")
+    section = Section(load_experiment("strong_attacks"), results, Verdict(UNTESTED, ""), None, tunes=True)
+    names = "pre = none, beta = 0.9, I = 1"
+    assert section.tuned.split("; ") == [
+        f"FedREP, rule = mean, {names}: 0.2",
+        f"FedREP, rule = median, {names}, f = 3: 1",
+        f"FedREP, rule = median, {names}, f = 7: 0.5",
+    ]
+    assert not replace(section, tunes=False).tuned
