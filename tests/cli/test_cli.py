@@ -430,3 +430,35 @@ def test_the_program_itself_ends_with_the_exit_code() -> None:
     done = run("nothing")
     assert done.returncode == 2
     assert done.stdout == ""
+
+
+def test_with_json_stdout_holds_the_result_alone_whatever_else_is_printed(
+    command: Callable[[Callable[..., None]], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def action(as_json: bool = typer.Option(False, "--json")) -> None:
+        sys.stdout.write("rows loaded\n")
+        emit({"answer": 42}, as_json, str)
+
+    command(action)
+    assert main(["fake", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out) == {"answer": 42}
+    assert captured.err == "rows loaded\n"
+    assert main(["fake"]) == 0
+    assert capsys.readouterr().out.startswith("rows loaded\n")
+
+
+def test_a_file_that_ends_too_soon_is_no_question_without_an_answer(
+    command: Callable[[Callable[[], None]], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    command(raising(EOFError("no data left in file")))
+    assert main(["fake"]) != 0
+    said = capsys.readouterr().err
+    assert "no data left in file" in said
+    assert "question" not in said
+
+
+def test_a_closed_stdout_is_no_fault() -> None:
+    asked = f"{sys.executable} -m fedrep_cli.main epsilon --d 100 --k 5 --alpha 0.5 >&-"
+    ended = subprocess.run(["sh", "-c", asked], capture_output=True, text=True, check=False, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")

@@ -88,3 +88,11 @@ def test_options_that_say_nothing_are_refused(arguments: list[str], text: str, c
 def test_without_records_the_plan_says_nothing_of_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "--json"]) == 0
     assert "records" not in json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("asked", [("--epsilon", "1e9"), ("--delta", "1e-16")])
+def test_extreme_budgets_are_answered_without_the_closer_figure(
+    capsys: pytest.CaptureFixture[str], asked: tuple[str, str]
+) -> None:
+    assert records(capsys, "plan", "--records", "5000", *asked)["epsilon_tight"] is None
+    assert main(["plan", "--records", "5000", *asked]) == 0

@@ -201,6 +201,16 @@ def test_a_failed_decode_leaves_nothing_that_looks_decoded(tmp_path: Path) -> No
     assert made.tolist() == [0, 1, 2]
 
 
+@pytest.mark.parametrize("left", [0, 5, 130])
+def test_a_damaged_cache_is_decoded_again(tmp_path: Path, left: int) -> None:
+    wanted = np.arange(100, dtype=np.uint8)
+    cached_array(tmp_path, "x", lambda: wanted)
+    path = tmp_path / "x.npy"
+    path.write_bytes(path.read_bytes()[:left])
+    assert cached_array(tmp_path, "x", lambda: wanted).tolist() == wanted.tolist()
+    assert np.load(path).tolist() == wanted.tolist()
+
+
 def test_digits_have_disjoint_balanced_parts() -> None:
     data = load_digits(None, None)
     assert (len(data.train), len(data.test)) == (1437, 360)

@@ -124,3 +124,10 @@ def test_the_loss_distribution_gives_what_opacus_gives_by_its_own() -> None:
     theirs.history = [(1.1, 0.02, 1000)]
     ours = tight(RecordLedger((RecordCharge("run", SampledGaussian(1.1, 0.02, 1), 1000),)), 1e-5)
     assert ours == pytest.approx(theirs.get_epsilon(delta=1e-5, eps_error=0.01), abs=0.02)
+
+
+@pytest.mark.parametrize(("noise", "delta"), [(0.02, 1e-5), (1.1, 1e-16)])
+def test_the_loss_distribution_says_nothing_where_it_would_fill_the_memory_or_is_too_coarse(noise: float, delta: float) -> None:
+    ledger = RecordLedger((RecordCharge("run", SampledGaussian(noise, 0.02, 1), 1000),))
+    assert spent(ledger, delta) is not None
+    assert tight(ledger, delta) is None

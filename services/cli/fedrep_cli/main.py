@@ -11,11 +11,13 @@ import errno
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from fedrep.errors import FedrepError
-from fedrep_cli.output import complain
+from fedrep_cli.output import complain, stdout_for_results
 from fedrep_runtime.ciphers import prefer_tls13
 
 
@@ -78,6 +80,8 @@ OWN_PACKAGES: Final = frozenset(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    if sys.stdout is None:  # closed by whoever started this, as `>&-` does
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  for as long as the process lives
     try:
         code = _main(argv)
         sys.stdout.flush()
@@ -145,7 +149,8 @@ def _run(program: str, command: Command, arguments: Sequence[str]) -> int:
     prefer_tls13()
     from fedrep_cli.loading import load_command  # typer and rich, which `fedrep --help` does without
 
-    result = load_command(command.target).main(args=list(arguments), prog_name=program, standalone_mode=False)
+    with stdout_for_results() if "--json" in arguments else nullcontext():
+        result = load_command(command.target).main(args=list(arguments), prog_name=program, standalone_mode=False)
     sys.stdout.flush()
     return result if isinstance(result, int) else OK
 
@@ -186,6 +191,8 @@ def _explain(program: str, command: Command, error: Exception) -> int:
         else:
             complain(program, f"{error.strerror or error}{where}.")
         return FAILED
+    if isinstance(error.__cause__, EOFError):  # not of a prompt: typer makes an Abort of any
+        error = error.__cause__
     if type(error).__name__ == "Abort" or "lost sys.stdin" in str(error):  # a prompt that got no answer, or could not ask
         if isinstance(error.__context__, KeyboardInterrupt):
             return INTERRUPTED

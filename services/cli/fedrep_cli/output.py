@@ -12,8 +12,9 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stdout
+from typing import TYPE_CHECKING, Any, TextIO
 
 from fedrep_runtime.texts import harmless, harmless_all, harmless_json
 
@@ -26,6 +27,20 @@ _HEAD = re.compile(r" *(?:- |\S+ {2,}|(?=\S))")
 JSON_HELP = "Print the result as one JSON object."
 
 
+_results: list[TextIO] = []  # where results go while stdout is kept for them
+
+
+@contextmanager
+def stdout_for_results() -> Iterator[None]:
+    """Whatever else is printed meanwhile goes to stderr: a `print` in a user's trainer must not break the JSON."""
+    _results.append(sys.stdout)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _results.pop()
+
+
 def emit(
     result: Mapping[str, Any],
     as_json: bool,
@@ -36,16 +51,17 @@ def emit(
     """Print `result` on stdout. `render` returns a string or anything rich can draw. Lines of a string that are too long for
     the terminal are folded at words unless `fold` is off, as for what programs read."""
     if as_json:
-        print(harmless_json(json.dumps(result, ensure_ascii=False, allow_nan=False, default=_plain)))
+        text = harmless_json(json.dumps(result, ensure_ascii=False, allow_nan=False, default=_plain))
+        print(text, file=_results[-1] if _results else sys.stdout, flush=True)
         return
-    text = render(harmless_all(result))
-    if isinstance(text, str):
+    drawn = render(harmless_all(result))
+    if isinstance(drawn, str):
         width = columns() if fold else None
-        print(text if width is None else folded(text, width))
+        print(drawn if width is None else folded(drawn, width))
         return
     from rich.console import Console  # a fifth of a second to import: only where something is drawn
 
-    Console(file=sys.stdout).print(text)
+    Console(file=sys.stdout).print(drawn)
 
 
 def columns() -> int | None:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,15 +42,25 @@ def fingerprint(sources: list[Path], root: Path) -> str:
 
 
 def cached_array(folder: Path, name: str, decode: Callable[[], NDArray[Scalar]]) -> NDArray[Scalar]:
-    """The array called `name`, mapped read-only; decoded first if no process has done so yet."""
+    """The array called `name`, mapped read-only; decoded first if no process has done so yet, or its file is damaged."""
     path = folder / f"{name}.npy"
-    if not path.exists():
+    array: NDArray[Scalar] | None = _mapped(path)
+    if array is None:
         with _lock(folder / f"{name}.lock"):
-            # Another silo may have decoded while this one waited.
-            if not path.exists():
+            array = _mapped(path)  # another silo may have decoded while this one waited
+            if array is None:
                 _write(path, decode())
-    array: NDArray[Scalar] = np.load(path, mmap_mode="r", allow_pickle=False)
+                array = np.load(path, mmap_mode="r", allow_pickle=False)
     return array
+
+
+def _mapped(path: Path) -> NDArray[Any] | None:
+    """None if there is no such file, or half of one."""
+    try:
+        found: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (FileNotFoundError, EOFError, ValueError):
+        return None
+    return found
 
 
 @contextmanager

@@ -25,6 +25,9 @@ from fedrep.record_privacy import Budget, RecordLedger, SampledGaussian, Stated,
 # Whole orders only: the library's series for others does not converge everywhere.
 ORDERS: tuple[float, ...] = (*map(float, range(2, 65)), 80.0, 96.0, 128.0, 192.0, 256.0, 512.0, 1024.0)
 MOST_NOISE = 1e6
+MOST_TIGHT = (
+    100.0  # the loss distribution's memory grows with epsilon, and beyond this one no guarantee is left to be told closely
+)
 
 
 def spent(ledger: RecordLedger, delta: float) -> float | None:
@@ -43,14 +46,20 @@ def spent(ledger: RecordLedger, delta: float) -> float | None:
 
 
 def tight(ledger: RecordLedger, delta: float) -> float | None:
-    """The same from the privacy loss distribution: closer, and a statement only while all trainings are alike, else None."""
-    steps = _sampled(ledger)
+    """The same from the privacy loss distribution: closer, and a statement only while all trainings are alike, else None.
+
+    None too where that distribution is too large to be worked out, or too coarse for so small a delta.
+    """
+    steps, loose = _sampled(ledger), spent(ledger, delta)
     if len(steps) != 1 or not all(isinstance(charge.privacy, SampledGaussian) for charge in ledger.charges):
+        return None
+    if loose is None or loose > MOST_TIGHT:
         return None
     (noise, rate), count = next(iter(steps.items()))
     accountant = PLDAccountant(NeighboringRelation.REPLACE_SPECIAL)
     accountant.compose(dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(noise)), count)
-    return float(accountant.get_epsilon(delta))
+    epsilon = float(accountant.get_epsilon(delta))
+    return epsilon if math.isfinite(epsilon) else None
 
 
 def allows(ledger: RecordLedger, run: str, privacy: TrainingPrivacy | None, budget: Budget) -> bool:
