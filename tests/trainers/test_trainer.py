@@ -52,11 +52,11 @@ def test_a_torch_optimizer_takes_our_rate_and_keeps_its_state_over_rounds() -> N
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({}, {0: 0.5, 1000: 0.5}),
-        ({"schedule": "step", "milestones": [3, 5]}, {0: 0.5, 2: 0.5, 3: 0.05, 4: 0.05, 5: 0.005, 9: 0.005}),
+        ({}, {1: 0.5, 1000: 0.5}),
+        ({"schedule": "step", "milestones": [3, 5]}, {1: 0.5, 2: 0.5, 3: 0.05, 4: 0.05, 5: 0.005, 9: 0.005}),
         ({"schedule": "step", "milestones": [2], "gamma": 0.5}, {1: 0.5, 2: 0.25}),
-        ({"schedule": "cosine", "total_rounds": 4}, {0: 0.5, 1: 0.25 + 0.25 / math.sqrt(2), 2: 0.25, 4: 0.0, 7: 0.0}),
-        ({"warmup_rounds": 4}, {0: 0.125, 1: 0.25, 3: 0.5, 4: 0.5}),
+        ({"schedule": "cosine", "total_rounds": 4}, {1: 0.5, 2: 0.25 + 0.25 / math.sqrt(2), 3: 0.25, 5: 0.0, 8: 0.0}),
+        ({"warmup_rounds": 4}, {1: 0.125, 2: 0.25, 4: 0.5, 5: 0.5}),
     ],
 )
 def test_the_learning_rate_follows_the_round(settings: dict[str, Any], expected: dict[int, float]) -> None:

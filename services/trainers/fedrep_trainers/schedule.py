@@ -8,13 +8,13 @@ from fedrep_trainers.settings import TrainerSettings
 
 
 def learning_rate(settings: TrainerSettings, round_number: int) -> float:
-    """Rounds count from 0; a milestone's own round already has the smaller rate."""
-    rate = settings.learning_rate
+    """Rounds count from 1; a milestone's own round already has the smaller rate."""
+    rate, before = settings.learning_rate, max(round_number - 1, 0)
     if settings.schedule == "step":
         rate *= settings.gamma ** sum(milestone <= round_number for milestone in settings.milestones)
     elif settings.schedule == "cosine" and settings.total_rounds is not None:
-        done = min(round_number / settings.total_rounds, 1.0)
+        done = min(before / settings.total_rounds, 1.0)
         rate *= 0.5 * (1.0 + math.cos(math.pi * done))
-    if round_number < settings.warmup_rounds:
-        rate *= (round_number + 1) / settings.warmup_rounds
+    if before < settings.warmup_rounds:
+        rate *= (before + 1) / settings.warmup_rounds
     return rate

@@ -78,7 +78,9 @@ class TrainerSettings(BaseModel):
     schedule: Literal["constant", "step", "cosine"] = "constant"
     milestones: tuple[int, ...] = Field(default=(), description="rounds from which the rate is multiplied by gamma")
     gamma: float = Field(default=0.1, gt=0)
-    total_rounds: Count | None = Field(default=None, description="where the cosine schedule reaches zero")
+    total_rounds: Count | None = Field(
+        default=None, description="how many rounds the cosine schedule falls over; after them the rate is zero"
+    )
     warmup_rounds: int = Field(default=0, ge=0)
 
     privacy: PrivacySettings | None = Field(default=None, description="set from the silo's [privacy] table")
