@@ -58,6 +58,8 @@ class Attack:
     def checked(self, numbers: Numbers) -> Attack:
         """This attack with what follows from the numbers, or a sentence on why it cannot be played and what to change."""
         if not numbers.attackers:
+            if self.name:
+                self.check_options()  # a mistake is one whether anybody plays it or not
             return Attack()
         if not self.name:
             names = ", ".join(sorted(ATTACKS))
@@ -81,7 +83,7 @@ class Attack:
             raise SettingsError(f"there is no attack {self.name!r}; choose one of {', '.join(sorted(ATTACKS))}")
         known = [each for each in inspect.signature(ATTACKS[self.name]).parameters.values() if each.kind is each.KEYWORD_ONLY]
         names = [each.name for each in known if each.name not in NOT_AN_OPTION]
-        unknown = sorted(set(self.options) - set(names) - set(NOT_AN_OPTION))
+        unknown = sorted(set(self.options) - set(names) - {"partial"})  # which a settled one has
         if unknown:
             has = f"it has {', '.join(names)}" if names else "it has none"
             raise SettingsError(f"the attack {self.name!r} has no option {unknown[0]!r}; {has}")
@@ -98,7 +100,12 @@ class Attack:
     def rehearse(self, count: int) -> None:
         """On a small example: what cannot be sent or changes nothing is found before the run."""
         own = np.random.default_rng(0).normal(size=(count, TRIAL)).astype(np.float32)
-        crafted = self.crafted(own, np.random.default_rng(1), lambda rows: np.median(rows, axis=0))
+        try:
+            crafted = self.crafted(own, np.random.default_rng(1), lambda rows: np.median(rows, axis=0))
+        except FedrepError:
+            raise
+        except (TypeError, ValueError) as error:
+            raise SettingsError(f"its options {dict(self.options)} are of the wrong kind ({error})") from error
         if not np.isfinite(crafted).all():
             raise SettingsError("values that are no finite numbers cannot enter the sums; use the option kind = 'huge'")
         if np.allclose(crafted.mean(axis=0), own.mean(axis=0)):

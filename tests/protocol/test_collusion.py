@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -78,3 +79,16 @@ def test_fang_turns_against_krum_where_the_run_uses_it() -> None:
     numbers = Numbers(silos=14, buffer_size=2, attackers=2, aggregator="multi_krum")
     assert Attack("fang").checked(numbers).options["against"] == "krum"
     assert Attack("fang", {"against": "trimmed_mean"}).checked(numbers).options["against"] == "trimmed_mean"
+
+
+@pytest.mark.parametrize(("name", "options", "text"), [("foo", {}, "no attack 'foo'"), ("foe", {"bla": 3}, "no option 'bla'")])
+def test_a_misspelt_attack_is_refused_though_nobody_plays_it(name: str, options: dict[str, Any], text: str) -> None:
+    with pytest.raises(SettingsError, match=text):
+        Attack(name, options).checked(Numbers(8, 2, 0))
+    assert not Attack("foe").checked(Numbers(8, 2, 0)).name
+
+
+@pytest.mark.parametrize(("options", "text"), [({"epsilon": "abc"}, "wrong kind"), ({"own": 3}, "no option 'own'")])
+def test_an_option_of_the_wrong_kind_is_refused_in_a_sentence(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(SettingsError, match=text):
+        Attack("foe", options).checked(Numbers(8, 2, 1))
