@@ -19,6 +19,7 @@ from fedrep_trainers.batches import ImageBatches
 from fedrep_trainers.contract import check_trainer, failures
 from fedrep_trainers.images import Images, Preparation
 from fedrep_trainers.record_accountant import noise_for
+from fedrep_trainers.record_gradients import RecordGradients
 from fedrep_trainers.records import LoaderRecords
 from fedrep_trainers.settings import PrivacySettings, TrainerSettings
 from fedrep_trainers.torch_trainer import TorchTrainer
@@ -460,3 +461,14 @@ def _trainer_of(inner: nn.Module) -> TorchTrainer:
 
 def test_the_vector_is_as_long_as_before() -> None:
     assert dot_trainer(ROWS).initial().tolist() == vector(0.0, 0.0).tolist()
+
+
+def test_a_record_of_a_large_model_never_adds_more_than_the_clip() -> None:
+    """Sixteen large entries and a million that are lost beside them where squares are added in single precision."""
+    record = torch.full((1, 1_000_003), 5.9e-8**0.5)
+    record[0, :16] = 1.0
+    module = Dot(record.shape[1])
+    gradients = RecordGradients(module, list(module.named_parameters()), lambda model, batch: model(batch).mean())
+    total = torch.zeros(record.shape[1])
+    gradients.add_to(total, record, 0.5)
+    assert 0.4995 < float(torch.linalg.vector_norm(total.double())) <= 0.5

@@ -6,7 +6,7 @@ one record into the gradient of another: not a loss weighted over the batch, nor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -19,6 +19,8 @@ from fedrep.errors import SettingsError
 from fedrep_trainers.forward import sample_count
 
 LossOf = Callable[[nn.Module, Any], Tensor]
+_BLOCK = 4096  # squares that are added in single precision
+_ROUNDING = 2.0**-24  # of each addition, and of the few steps after them
 
 
 class RecordGradients:
@@ -49,7 +51,7 @@ class RecordGradients:
         rows = [gradient.detach().reshape(count, -1) for gradient in gradients]
         if kept is not None:
             rows = [row * part for row, part in zip(rows, torch.split(kept, [row.shape[1] for row in rows]), strict=True)]
-        norms = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(row, dim=1) for row in rows]), dim=0)
+        norms = _norms(rows)
         finite = torch.isfinite(norms)
         factor = torch.where(finite, clip / norms.clamp(min=clip), torch.zeros_like(norms))
         if not bool(finite.all()):
@@ -79,6 +81,26 @@ class RecordGradients:
         gradients = torch.autograd.grad(loss, self._parameters, allow_unused=True)
         pairs = zip(gradients, self._parameters, strict=True)
         return [torch.zeros_like(own) if found is None else found for found, own in pairs], loss.detach()
+
+
+def _norms(rows: list[Tensor]) -> Tensor:
+    """Of each record over all its tensors, never less than it is: torch adds millions of squares in single precision, where small
+    ones are lost beside large ones, and a record whose norm is measured short would add more than the clip allows."""
+    blocks = torch.cat([torch.linalg.vector_norm(block, dim=-1) for row in rows for block in _blocks(row)], dim=1)
+    exact = blocks.to("cpu" if blocks.device.type == "mps" else blocks.device, torch.float64)  # MPS has no double precision
+    slack = (min(_BLOCK, max(row.shape[1] for row in rows)) + 4) * _ROUNDING
+    norms: Tensor = torch.linalg.vector_norm(exact, dim=1) * (1.0 + slack)
+    return norms.to(blocks.device, blocks.dtype)
+
+
+def _blocks(row: Tensor) -> Iterator[Tensor]:
+    """(records, blocks, values of a block): whole blocks, and what is left as one."""
+    count, size = row.shape
+    whole = size - size % _BLOCK
+    if whole:
+        yield row[:, :whole].reshape(count, -1, _BLOCK)
+    if whole < size:
+        yield row[:, whole:].reshape(count, 1, -1)
 
 
 class _WithLoss(nn.Module):
