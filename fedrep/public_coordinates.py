@@ -11,6 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrep.errors import InvalidInputError
+from fedrep.secagg.draws import Draws
+from fedrep.secagg.keys import SecretBytes
+from fedrep.sparsify import draw_distinct
 
 # The rest is where the model has moved furthest. Without any draw a coordinate that never moved would never be learnt.
 DRAWN_SHARE = 0.2
@@ -19,7 +22,7 @@ DRAWN_SHARE = 0.2
 def public_coordinates(
     moved: NDArray[np.float32], count: int, seed: bytes, drawn_share: float = DRAWN_SHARE
 ) -> NDArray[np.int64]:
-    """`count` coordinates, sorted: those of the largest |moved|, and a share drawn from the others by `seed`."""
+    """`count` coordinates, sorted: those of the largest |moved|, and a share drawn from the others by `seed`, 32 bytes."""
     if not 1 <= count <= moved.size:
         raise InvalidInputError(f"{count} coordinates cannot be chosen out of {moved.size}")
     distance = np.abs(moved)
@@ -27,8 +30,9 @@ def public_coordinates(
     furthest = _largest(distance, most)
     others = np.ones(moved.size, dtype=np.bool_)
     others[furthest] = False
-    rng = np.random.default_rng(int.from_bytes(seed, "little"))
-    drawn = rng.choice(np.flatnonzero(others), size=count - most, replace=False)
+    free = np.flatnonzero(others)
+    draws = Draws(SecretBytes(seed))  # none of numpy's, which may draw otherwise in another version
+    drawn = free[draw_distinct(free.size, count - most, draws)]
     return np.sort(np.concatenate([furthest, drawn])).astype(np.int64)
 
 

@@ -65,8 +65,8 @@ def obfuscate(top: ArrayLike, d: int, alpha: float, rng: np.random.Generator | D
     replaced = int(rng.binomial(real.size, alpha))
     if replaced == 0:
         return real.copy()
-    kept = real[_draw_distinct(real.size, real.size - replaced, rng)]
-    ranks = _draw_distinct(d - kept.size, replaced, rng)
+    kept = real[draw_distinct(real.size, real.size - replaced, rng)]
+    ranks = draw_distinct(d - kept.size, replaced, rng)
     # kept[i] - i coordinates below kept[i] are free, so a rank is moved up by the kept coordinates it passes.
     decoys = ranks + np.searchsorted(kept - np.arange(kept.size), ranks, side="right")
     proposal = np.concatenate((kept, decoys))
@@ -169,7 +169,7 @@ def guess_threshold(sample: NDArray[Any], k: int, d: int) -> Any:
     return guess if guess > 0.0 else None
 
 
-def _draw_distinct(population: int, count: int, rng: np.random.Generator | Draws) -> Coordinates:
+def draw_distinct(population: int, count: int, rng: np.random.Generator | Draws) -> Coordinates:
     """A uniformly random subset of range(population), ascending, with work and memory in proportion to its size.
 
     Missing members are drawn with replacement until none is missing. Relabelling the population relabels the result, so
@@ -177,7 +177,7 @@ def _draw_distinct(population: int, count: int, rng: np.random.Generator | Draws
     """
     if 2 * count > population:
         left_out = np.ones(population, dtype=np.bool_)
-        left_out[_draw_distinct(population, population - count, rng)] = False
+        left_out[draw_distinct(population, population - count, rng)] = False
         return np.flatnonzero(left_out)
     if _DENSE * count > population:
         members = np.zeros(population, dtype=np.bool_)

@@ -40,6 +40,14 @@ def test_a_model_that_has_not_moved_yet_gets_a_draw_that_follows_the_seed() -> N
     assert first.max() > 500
 
 
+def test_the_draw_is_the_same_on_every_machine_and_with_every_numpy() -> None:
+    moved = np.zeros(1000, np.float32)
+    moved[::7] = np.arange(143)
+    assert public_coordinates(moved, 10, SEED).tolist() == [434, 716, 945, 952, 959, 966, 973, 980, 987, 994]
+    drawn = [100, 119, 139, 191, 269, 294, 412, 446, 545, 705, 901, 962]
+    assert public_coordinates(moved, 12, b"t" * 32, 1.0).tolist() == drawn
+
+
 def test_the_members_parts_together_are_all_and_no_two_share_one() -> None:
     whole = public_coordinates(np.arange(100, dtype=np.float32), 30, SEED)
     parts = [own_part(whole, place, 5) for place in range(5)]
