@@ -10,7 +10,7 @@ from fedrep.aggregators.distances import centered_clipping, geometric_median, kr
 from fedrep.aggregators.filters import dnc, filter_l2
 from fedrep.aggregators.outcome import Aggregate, AggregatorWarning
 from fedrep.aggregators.prepare import PRE_STEPS, Arc, Bucketing, Clip, Nnm, PreStep, arc, bucketing, clip, nnm
-from fedrep.aggregators.rules import AGGREGATORS, ConfiguredRule, build_rule, conditions, tolerated
+from fedrep.aggregators.rules import AGGREGATORS, ConfiguredRule, build_rule, conditions, rows_needed, tolerated
 
 __all__ = [
     "AGGREGATORS",
@@ -38,6 +38,7 @@ __all__ = [
     "median",
     "multi_krum",
     "nnm",
+    "rows_needed",
     "tolerated",
     "trimmed_mean",
 ]

@@ -55,6 +55,12 @@ class ConfiguredRule:
         extra = {"weights": weights} if self.name == "mean" else {}
         return AGGREGATORS[self.name](vectors, byzantine_count=byzantine_count, pre=self.pre, rng=rng, **self.settings, **extra)
 
+    def rows_after(self, n: int) -> int:
+        """What its pre-steps leave of n rows."""
+        for step in self.pre:
+            n = step.rows_after(n)
+        return n
+
 
 def build_rule(
     name: str, settings: Mapping[str, object] | None = None, pre: Sequence[Mapping[str, object] | str] = ()
@@ -79,13 +85,15 @@ def conditions(
     settings: Mapping[str, object] | None = None,
     pre: Sequence[Mapping[str, object] | str] = (),
 ) -> list[str]:
-    """What keeps the rule from running on n rows of which f may be Byzantine, one sentence each; empty if nothing."""
+    """What keeps the rule from withstanding f Byzantine rows of n, one sentence each; empty if nothing.
+
+    Krum is stricter here than when it is called: below 2f + 3 rows it runs and notes that it guarantees nothing.
+    """
     rule = build_rule(name, settings, pre)
-    for step in rule.pre:
-        n = step.rows_after(n)
+    n = rule.rows_after(n)
     if n < 1 or f < 0:
         return [f"{name} needs at least one row and no negative number of Byzantine rows; these are {n} and {f}."]
-    needed = _rows_needed(name, f)
+    needed = rows_needed(name, f)
     problems = []
     if n < needed:
         problems.append(f"{name} needs at least {needed} rows to stand {f} Byzantine ones, but there would be {n}.")
@@ -105,15 +113,16 @@ def tolerated(
     settings: Mapping[str, object] | None = None,
     pre: Sequence[Mapping[str, object] | str] = (),
 ) -> int:
-    """The largest number of Byzantine rows the rule can run with on n rows; -1 if it cannot run at all."""
+    """The largest number of Byzantine rows the rule withstands on n rows; -1 if it cannot run at all."""
     return max((f for f in range(n) if not conditions(name, n, f, settings, pre)), default=-1)
 
 
-def _rows_needed(name: str, f: int) -> int:
+def rows_needed(name: str, f: int) -> int:
+    """Rows, after pre-steps, with which the rule withstands f Byzantine ones."""
     if name == "mean":
         return f + 1  # it defends against nothing, at any n
     if name in ("krum", "multi_krum"):
-        return f + 3
+        return 2 * f + 3  # with fewer, f equal rows may be each other's nearest, and get chosen
     return 2 * f + 1
 
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fedrep.aggregators import Aggregate, AggregatorWarning, ConfiguredRule, build_rule
-from fedrep.errors import CryptoError, InvalidInputError, SettingsError
-from fedrep.protocol.manifests import RoundManifest, SiloName
+from fedrep.aggregators import Aggregate, AggregatorWarning, ConfiguredRule, build_rule, rows_needed
+from fedrep.errors import CryptoError, FedrepError, InvalidInputError, SettingsError
+from fedrep.protocol.manifests import RoundManifest, RunManifest, SiloName
 from fedrep.protocol.messages import Proposal, Secret, SurvivorSet, share_hash
 from fedrep.protocol.thresholds import expected_byzantine
 from fedrep.quantize import RingFormat, open_mean
@@ -108,6 +108,23 @@ def configured_rule(aggregator: str, settings: str) -> ConfiguredRule:
     return build_rule(aggregator, *aggregator_options(settings))
 
 
+def why_skipped(run: RunManifest, buffers: int) -> str:
+    """Why the run's rule cannot combine so many buffers, known before they are opened; empty if it can."""
+    try:
+        return _too_few(configured_rule(run.aggregator, run.aggregator_settings), run.byzantine, buffers)
+    except FedrepError as error:  # settings that an earlier release took
+        return str(error)
+
+
+def _too_few(rule: ConfiguredRule, byzantine: int, buffers: int) -> str:
+    """On so few rows the rule might run, and protect nobody."""
+    expected = expected_byzantine(byzantine, buffers)
+    rows, needed = rule.rows_after(buffers), rows_needed(rule.name, expected)
+    if rows >= needed:
+        return ""
+    return f"{rule.name} needs {needed} rows to withstand {expected} bad ones, and {buffers} buffers give {rows}"
+
+
 def combine_buffers(
     means: Mapping[int, NDArray[np.float32]],
     survivors: SurvivorSet,
@@ -116,11 +133,13 @@ def combine_buffers(
     byzantine: int,
     rng: np.random.Generator,
 ) -> Combined:
-    """Run the robust rule with f' = min(f, floor((opened - 1) / 2))."""
+    """Run the robust rule with f' = min(f, floor((opened - 1) / 2)); refused where it does not withstand that many."""
     order = sorted(means)
     stack = np.stack([means[number] for number in order])
     expected = expected_byzantine(byzantine, len(order))
     rule = configured_rule(aggregator, settings)
+    if lacking := _too_few(rule, byzantine, len(order)):
+        raise SettingsError(lacking)
     weights = np.array([len(survivors.buffers[number]) for number in order], float)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", AggregatorWarning)  # the same words stand in the result's notes

@@ -42,7 +42,7 @@ from fedrep.protocol.messages import (
     SurvivorSet,
     consensus_context,
 )
-from fedrep.protocol.opening import Combined, combine_buffers, masks_left_in_sum, open_buffer
+from fedrep.protocol.opening import Combined, combine_buffers, masks_left_in_sum, open_buffer, why_skipped
 from fedrep.protocol.round_effects import Effect, Noted, PhaseStarted, RoundEnded, RoundResult
 from fedrep.protocol.seats import seats
 from fedrep.protocol.server_rules import (
@@ -274,6 +274,8 @@ class ServerRound:
             needed = buffers_needed(self.run.byzantine)
             reason = f"{len(self._proposals)} silos proposed: fewer than {needed} buffers have {self.run.min_survivors} of them"
             return [*notes, *self._end(Outcome.SKIPPED, reason)]
+        if reason := why_skipped(self.run, len(openable)):
+            return [*notes, *self._end(Outcome.SKIPPED, f"{len(self._proposals)} silos proposed: {reason}")]
         self._assignment = tuple(
             tuple(Assigned(name, self._proposals[name].record.digest(self.c1)) for name in buffer) for buffer in proposed
         )
@@ -312,6 +314,12 @@ class ServerRound:
         )
         gone = [name for name in self._place if name not in self._submitted]
         notes: list[Effect] = [Noted("dropped", f"{name} proposed but did not submit{self._why(name)}", name) for name in gone]
+        for number, buffer in enumerate(self._survivors.buffers):
+            if len(buffer) < self.run.min_survivors:
+                self._discarded[number] = f"{len(buffer)} survivors, fewer than {self.run.min_survivors}"
+        left = self._openable()
+        if left and (reason := why_skipped(self.run, len(left))):  # signed, this U would count as opened, and values be lost
+            return [*notes, *self._end(Outcome.SKIPPED, reason)]
         return [*notes, *self._start(Phase.CONFIRM)]
 
     def _keep_confirmation(self, confirmation: Confirmation) -> list[Effect]:
@@ -329,9 +337,6 @@ class ServerRound:
 
     def _end_confirming(self) -> list[Effect]:
         """U is signed even when nothing can be opened: those signatures let silos take their values back."""
-        for number, buffer in enumerate(self.survivors().buffers):
-            if len(buffer) < self.run.min_survivors:
-                self._discarded[number] = f"{len(buffer)} survivors, fewer than {self.run.min_survivors}"
         if not self._openable():
             reason = f"fewer than {buffers_needed(self.run.byzantine)} buffers kept {self.run.min_survivors} survivors"
             return self._end(Outcome.SKIPPED, reason)

@@ -29,7 +29,8 @@ def buffers_needed(byzantine: int) -> int:
 def buffers_to_be_robust(byzantine: int, rule: str = "") -> int:
     """Buffers a run must have against f >= 1 attackers: when each of them spoils one, a majority is left, and at least three.
 
-    Krum guarantees nothing below 2f + 3 (Blanchard et al., 2017): f equal rows are each other's nearest, and get chosen.
+    Krum guarantees nothing below 2f + 3 (Blanchard et al., 2017): f equal rows are each other's nearest, and get chosen. With
+    exactly as many a round that loses a buffer is skipped.
     """
     return 2 * byzantine + 3 if rule in KRUM else max(2 * byzantine + 1, byzantine + 3)
 

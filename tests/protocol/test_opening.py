@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-import fedrep.protocol.opening as opening
 import fedrep.protocol.server_round as server_round
-from fedrep.aggregators import AGGREGATORS, Aggregate
+from fedrep.aggregators import AGGREGATORS, Aggregate, ConfiguredRule
 from fedrep.aggregators.prepare import PRE_STEPS
 from fedrep.errors import CryptoError, InvalidInputError, SettingsError
 from fedrep.protocol.messages import Outcome, Phase, Secret, Survivor, SurvivorSet
-from fedrep.protocol.opening import Combined, combine_buffers, configured_rule, recover, share_matches
+from fedrep.protocol.opening import Combined, combine_buffers, configured_rule, recover, share_matches, why_skipped
 from fedrep.protocol.preflight import preflight
 from fedrep.protocol.round_effects import Noted, RoundEnded, RoundResult
 from fedrep.protocol.seats import seats
+from fedrep.protocol.thresholds import KRUM
 from fedrep.quantize import RingFormat, open_mean
 from fedrep.secagg import shamir
 from tests.protocol.byzantine import garbage_shares, propose_with_bad_shares, submit_random_values
 from tests.protocol.federation import Federation, Silo
+from tests.protocol.theatre import Theatre
 
 
 def attacked(silos: int = 8, **changes: object) -> Federation:
@@ -238,17 +238,78 @@ def test_with_2f_plus_1_opened_buffers_the_log_stays_quiet() -> None:
 
 
 def test_a_rule_that_cannot_run_on_what_was_opened_skips_the_round() -> None:
-    """Krum against f = 1 needs four rows; of five buffers three were opened."""
+    """Krum guarantees nothing against f = 1 below five rows; of five buffers four were opened."""
     federation = attacked(silos=10, aggregator="krum")
     for silo in federation.members:
         federation.propose(silo)
-    spoilt = [buffer[0] for buffer in seats(federation.run, federation.round.manifest.round)[:2]]
-    for silo in federation.members:
-        if silo.name in spoilt:
-            submit_random_values(federation, silo)
+    spoilt = seats(federation.run, federation.round.manifest.round)[0][0]
+    submit_random_values(federation, federation.silos[spoilt])
     result = play_on(federation)
     assert result.outcome is Outcome.SKIPPED
-    assert result.reason.startswith("the aggregator refused: ")
+    assert result.reason == "the aggregator refused: krum needs 5 rows to withstand 1 bad ones, and 4 buffers give 4"
+
+
+@pytest.mark.parametrize("rule", KRUM)
+def test_krum_is_not_run_where_two_attackers_would_be_each_others_nearest(rule: str) -> None:
+    """Seven buffers pass the preflight against f = 2; of five the two bad ones were chosen every time."""
+    rng = np.random.default_rng(0)
+    rows = 0.01 + 0.02 * rng.standard_normal((7, 500))
+    rows[:2] -= 0.5
+    means = dict(enumerate(rows.astype(np.float32)))
+    survivors = SurvivorSet(tuple((Survivor(f"silo-{n}", b""),) * 2 for n in range(7)))  # type: ignore[arg-type]
+    combined = combine_buffers(means, survivors, rule, "{}", 2, rng)
+    assert (combined.byzantine, combined.notes) == (2, ())
+    assert combined.vector.mean() > 0
+    for opened in (3, 4, 5, 6):
+        few = f"{rule} needs . rows to withstand . bad ones, and {opened} buffers give {opened}"
+        with pytest.raises(SettingsError, match=few):
+            combine_buffers({n: means[n] for n in range(opened)}, survivors, rule, "{}", 2, rng)
+
+
+def test_rows_are_counted_after_the_pre_steps_of_a_round() -> None:
+    settings = json.dumps({"pre": [{"name": "bucketing", "size": 2}]})
+    means = {number: np.eye(1, 10, number, np.float32)[0] for number in range(10)}
+    survivors = SurvivorSet(tuple((Survivor(f"silo-{n}", b""),) * 2 for n in range(10)))  # type: ignore[arg-type]
+    assert combine_buffers(means, survivors, "krum", settings, 1, np.random.default_rng(0)).notes == ()
+    with pytest.raises(SettingsError, match="krum needs 7 rows to withstand 2 bad ones, and 10 buffers give 5"):
+        combine_buffers(means, survivors, "krum", settings, 2, np.random.default_rng(0))
+
+
+def test_a_round_with_too_few_proposers_for_krum_is_skipped_before_anybody_sends_values() -> None:
+    federation = attacked(silos=10, aggregator="krum", quorum=8)
+    gone = seats(federation.run, federation.round.manifest.round)[0][0]
+    result = play_on(federation, silent=(federation.silos[gone],))
+    reason = "9 silos proposed: krum needs 5 rows to withstand 1 bad ones, and 4 buffers give 4"
+    assert (result.outcome, result.reason, result.survivors) == (Outcome.SKIPPED, reason, None)
+
+
+def test_a_round_that_lost_too_many_buffers_for_krum_opens_none_and_leaves_silos_their_values() -> None:
+    """Signatures on this U would prove to silos that their values were opened: nobody is asked for one."""
+    federation = attacked(silos=10, aggregator="krum")
+    for silo in federation.members:
+        federation.propose(silo)
+    gone = federation.by_buffer()[0][0]
+    result = play_on(federation, silent=(gone,))
+    reason = "krum needs 5 rows to withstand 1 bad ones, and 4 buffers give 4"
+    assert (result.outcome, result.reason, result.opened, result.confirmations) == (Outcome.SKIPPED, reason, (), ())
+    assert result.discarded == {0: "1 survivors, fewer than 2"}
+    assert result.report.missed == {gone.name}
+    assert all(silo.revealed is None for silo in federation.members)
+
+
+def test_after_a_round_that_lost_too_many_buffers_for_krum_silos_propose_the_same_training_again() -> None:
+    federation = Federation.of(10, parameters=80, byzantine=1, aggregator="krum", quorum=8)
+    gone = seats(federation.run, 2)[0][0]
+    stage = Theatre(federation, {(2, gone): Phase.SUBMIT})
+    assert [update.outcome for update in stage.play(3)] == [Outcome.APPLIED, Outcome.SKIPPED, Outcome.APPLIED]
+    sent = [name for name in federation.silos if name != gone]
+    assert [(len(stage.trainings[name]), federation.silos[name].memory.given_up) for name in sent] == [(2, 0)] * 9
+
+
+def test_a_rule_whose_settings_an_earlier_release_took_skips_its_rounds_and_says_why() -> None:
+    federation = attacked()
+    run = replace(federation.run, aggregator_settings='{"smoothing": 1}')
+    assert why_skipped(run, 4) == "The rule median has no setting smoothing: it takes none."
 
 
 @pytest.mark.parametrize(
@@ -332,10 +393,10 @@ def test_every_rule_takes_every_pre_step_over_buffers_of_different_size(rule: st
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_an_aggregate_that_is_not_finite_is_refused(value: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken_rule(*_: object) -> Callable[..., Aggregate]:
-        return lambda rows, **_: replace(AGGREGATORS["mean"](rows), vector=np.array([value], np.float32))
+    def broken(_: ConfiguredRule, rows: NDArray[np.float32], **__: object) -> Aggregate:
+        return replace(AGGREGATORS["mean"](rows), vector=np.array([value], np.float32))
 
-    monkeypatch.setattr(opening, "configured_rule", broken_rule)
+    monkeypatch.setattr(ConfiguredRule, "__call__", broken)
     means = {number: np.ones(1, np.float32) for number in range(2)}
     with pytest.raises(InvalidInputError) as caught:
         combine_buffers(means, SurvivorSet(((), ())), "mean", "{}", 0, np.random.default_rng(0))

@@ -176,6 +176,14 @@ def test_krum_needs_the_2f_plus_3_buffers_of_its_guarantee(rule: str, f: int, bu
     assert any(f"give {buffers - 1} buffers; {rule} against f = {f} needs {buffers}" in text for text in fewer)
 
 
+@pytest.mark.parametrize("rule", KRUM)
+def test_krum_needs_the_rows_of_its_guarantee_after_its_pre_steps(rule: str) -> None:
+    settings = json.dumps({"pre": [{"name": "bucketing", "size": 2}]})
+    run = run_manifest(24, MODEL, byzantine=3, aggregator=rule, aggregator_settings=settings)
+    assert preflight(run) == [f"{rule} needs at least 9 rows to stand 3 Byzantine ones, but there would be 6."]
+    assert preflight(replace(run, byzantine=1)) == []
+
+
 def test_a_ring_too_small_for_its_buffers_is_refused() -> None:
     run = run_manifest(24, MODEL, buffer_size=12, ring_bits=8, quorum=24)
     assert preflight(run) == [

@@ -25,7 +25,7 @@ from fedrep.protocol.error_memory import Contribution, Fate, Pending, Place
 from fedrep.protocol.goals import Totals
 from fedrep.protocol.manifests import RosterEntry, RoundManifest, RunHash, SiloName
 from fedrep.protocol.messages import Assigned, Outcome, Survivor, SurvivorSet
-from fedrep.protocol.opening import Combined, combine_buffers
+from fedrep.protocol.opening import Combined, combine_buffers, why_skipped
 from fedrep.protocol.public_choice import PublicChoice
 from fedrep.protocol.round_closing import close_round
 from fedrep.protocol.round_effects import Noted, RoundResult
@@ -215,6 +215,9 @@ class ClearPlay:
             needed = buffers_needed(run.byzantine)
             reason = f"{len(offers)} silos proposed: fewer than {needed} buffers have {run.min_survivors} of them"
             return self._result(manifest, offers, assignment, SurvivorSet(()), union([]), reason, None)
+        if reason := why_skipped(run, len(openable)):
+            text = f"{len(offers)} silos proposed: {reason}"
+            return self._result(manifest, offers, assignment, SurvivorSet(()), union([]), text, None)
         indices = union(offer.coordinates for offer in offers.values())
         ring = RingFormat(manifest.ring_bits, manifest.value_bits)
         means = {}
