@@ -6,8 +6,10 @@ import math
 from dataclasses import dataclass
 
 from fedrep import buffers, communication, privacy, theory
-from fedrep.errors import InvalidInputError
+from fedrep.aggregators import rows_needed
+from fedrep.errors import FedrepError, InvalidInputError
 from fedrep.protocol.manifests import RunManifest
+from fedrep.protocol.opening import configured_rule, why_skipped
 from fedrep.protocol.thresholds import buffers_needed, share_threshold
 
 FLOAT_BYTES = 4
@@ -21,6 +23,7 @@ class Slack:
     silent_holders: int
     dropouts_per_buffer: int
     lost_buffers: int
+    then_skipped: bool  # what one more lost buffer means; if not, the rule is told to withstand fewer than f
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +99,23 @@ def per_silo(run: RunManifest) -> int:
 def slack(run: RunManifest) -> Slack:
     m = len(run.silos)
     count = buffers.number_of_buffers(m, run.buffer_size)
-    spare = count - 2 * run.byzantine - 1 if run.byzantine else count - buffers_needed(0)
+    spare = _spare_buffers(run, count)
     return Slack(
         absent_silos=max(0, m - run.quorum),
         silent_holders=m - share_threshold(m),
         dropouts_per_buffer=max(0, run.buffer_size - run.min_survivors),
-        lost_buffers=max(0, spare),
+        lost_buffers=spare,
+        then_skipped=count - spare - 1 < buffers_needed(run.byzantine) or bool(why_skipped(run, count - spare - 1)),
     )
+
+
+def _spare_buffers(run: RunManifest, count: int) -> int:
+    needed = max(2 * run.byzantine + 1, rows_needed(run.aggregator, run.byzantine))
+    try:
+        rule = configured_rule(run.aggregator, run.aggregator_settings)
+    except FedrepError:
+        return max(0, count - needed)
+    return max((lost for lost in range(count) if rule.rows_after(count - lost) >= needed), default=0)
 
 
 def traffic(run: RunManifest) -> PlannedTraffic | None:

@@ -325,7 +325,8 @@ def test_plan_describes_the_papers_experiment(capsys: pytest.CaptureFixture[str]
     assert result["k"] == 425
     assert result["buffers"]["sizes"] == [2] * 16
     assert result["buffers"]["value_bits"] == 14  # seats are fixed: no turnout makes a larger buffer
-    assert result["slack"] == {"absent_silos": 10, "silent_holders": 10, "dropouts_per_buffer": 0, "lost_buffers": 1}
+    slack = {"absent_silos": 10, "silent_holders": 10, "dropouts_per_buffer": 0, "lost_buffers": 1, "then_skipped": False}
+    assert result["slack"] == slack
     assert result["privacy"]["epsilon_round"] == pytest.approx(12.512, abs=5e-4)
     assert result["privacy"]["epsilon_total"] == pytest.approx(1251.2, abs=0.05)
     exponent = np.exp(-0.5 * 425 * 24 / 272474)

@@ -9,7 +9,7 @@ import pytest
 from fedrep.communication import bits_per_round
 from fedrep.privacy import coordinate_epsilon
 from fedrep.protocol.manifests import RunManifest
-from fedrep.protocol.plan import coordinate_privacy, model_bytes, per_silo, record_meaning, traffic
+from fedrep.protocol.plan import coordinate_privacy, model_bytes, per_silo, record_meaning, slack, traffic
 from fedrep_runtime.run_config import RunConfig
 
 
@@ -33,6 +33,20 @@ def test_a_model_too_small_for_the_fixed_costs_is_said_to_be_so() -> None:
     found = traffic(run(d=400, fraction=0.2))
     assert found is not None
     assert "more than dense: too small a model" in found.against_dense.sentence
+
+
+@pytest.mark.parametrize(
+    ("aggregator", "f", "lost", "skipped"),
+    [("mean", 0, 8, True), ("krum", 0, 6, True), ("median", 1, 6, True), ("median", 2, 4, False), ("krum", 1, 4, True)],
+)
+def test_the_slack_of_buffers_ends_where_the_rule_withstands_f_no_longer(
+    aggregator: str, f: int, lost: int, skipped: bool
+) -> None:
+    made = run(silos=tuple(f"silo-{n}" for n in range(18)), aggregator={"name": aggregator}, byzantine_count=f)
+    assert (slack(made).lost_buffers, slack(made).then_skipped) == (lost, skipped)
+    paired = {"name": "median", "pre": [{"name": "bucketing", "size": 2}]}
+    bucketed = run(silos=tuple(f"silo-{n}" for n in range(18)), aggregator=paired, byzantine_count=2)
+    assert (slack(bucketed).lost_buffers, slack(bucketed).then_skipped) == (0, True)
 
 
 def test_what_cannot_be_counted_is_not() -> None:

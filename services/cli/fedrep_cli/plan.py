@@ -194,7 +194,7 @@ def render(result: Mapping[str, Any]) -> str:
         f"{result['silos']} silos, d = {result['d']:,}, K = {result['K']:,}, k = {result['k']:,} coordinates per silo, "
         f"{result['aggregator']}, a quorum of {result['quorum']}, {result['rounds']:,} rounds",
         *contraction_lines(result["contraction"]),
-        *buffer_lines(result["buffers"], result["slack"], result["byzantine"]),
+        *buffer_lines(result["buffers"], result["slack"]),
         *traffic_lines(result["traffic"]),
         *privacy_lines(result["privacy"]),
     ]
@@ -215,9 +215,9 @@ def contraction_lines(contraction: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def buffer_lines(shape: Mapping[str, Any], slack: Mapping[str, int], byzantine: int) -> list[str]:
+def buffer_lines(shape: Mapping[str, Any], slack: Mapping[str, int]) -> list[str]:
     groups = ", ".join(f"{count} of {size}" for size, count in sorted(Counter(shape["sizes"]).items(), reverse=True))
-    until = "robustness rests on the missing silos being the Byzantine ones" if byzantine else "a round is skipped"
+    until = "a round is skipped" if slack["then_skipped"] else "robustness rests on the missing silos being the Byzantine ones"
     return [
         f"buffers       {shape['count']} ({groups}); {shape['value_bits']} bits per value in a ring of {shape['ring_bits']}",
         f"slack         {slack['absent_silos']} silos may be absent, {slack['silent_holders']} may fall silent after proposing, "
