@@ -90,10 +90,11 @@ def trimmed_mean(
     pre: Sequence[PreStep | str] = (),
     rng: np.random.Generator | None = None,
 ) -> Aggregate:
-    """Without the f smallest and f largest values, or without `fraction` of them on each side (the paper: "7/16")."""
+    """Without the f smallest and f largest values, or without `fraction` of them on each side (the paper: "7/16") if that is
+    more: of fewer rows than planned the same fraction may be fewer than f."""
     prepared = prepare(vectors, byzantine_count, pre, rng)
     n = prepared.count
-    trimmed = prepared.byzantine_count if fraction is None else int(_fraction(fraction) * n)
+    trimmed = max(prepared.byzantine_count, 0 if fraction is None else int(_fraction(fraction) * n))
     if 2 * trimmed >= n:
         raise SettingsError(f"Trimming {trimmed} values from each side of {n} leaves none: use more rows or trim less.")
     return _coordinatewise(prepared, Plan(core=range(trimmed, n - trimmed)))

@@ -101,7 +101,7 @@ def conditions(
         trimmed = int(np.floor(n * _as_float(rule.settings["fraction"]) + 1e-9))
         if trimmed < f:
             problems.append(
-                f"trimmed_mean with fraction {rule.settings['fraction']} removes {trimmed} of {n} rows on each side, "
+                f"trimmed_mean with fraction {rule.settings['fraction']} is to remove {trimmed} of {n} rows on each side, "
                 f"fewer than the {f} that may be Byzantine."
             )
     return problems

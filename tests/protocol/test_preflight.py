@@ -116,7 +116,7 @@ PROBLEMS: dict[str, tuple[dict[str, object], str]] = {
     ),
     "a trim that keeps attackers": (
         {"aggregator": "trimmed_mean", "aggregator_settings": '{"fraction": 0.15}'},
-        "trimmed_mean with fraction 0.15 removes 1 of 7 rows on each side, fewer than the 2 that may be Byzantine.",
+        "trimmed_mean with fraction 0.15 is to remove 1 of 7 rows on each side, fewer than the 2 that may be Byzantine.",
     ),
 }
 

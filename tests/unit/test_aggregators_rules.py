@@ -72,6 +72,15 @@ def test_the_papers_trimming_fraction_drops_seven_of_sixteen() -> None:
             trimmed_mean(rows(16), fraction=wrong)
 
 
+@pytest.mark.parametrize(("n", "f", "fraction"), [(15, 7, "7/16"), (19, 2, 0.1), (8, 3, 0.0)])
+def test_a_trimming_fraction_leaves_none_of_f_rows_in_when_some_are_missing(n: int, f: int, fraction: float | str) -> None:
+    vectors = rows(n)
+    vectors[:f] = -100.0
+    result = trimmed_mean(vectors, byzantine_count=f, fraction=fraction)
+    np.testing.assert_array_equal(result.vector, trimmed_mean(vectors, byzantine_count=f).vector)
+    assert result.vector.min() > -10
+
+
 @pytest.mark.parametrize(("n", "f"), [(3, 1), (8, 3), (16, 7), (16, 0), (32, 6), (7, 3)])
 def test_meamed_averages_the_values_nearest_to_the_median(n: int, f: int, way: str) -> None:
     wide = rows(n).astype(np.float64)
