@@ -119,14 +119,16 @@ def multi_krum(
     pre: Sequence[PreStep | str] = (),
     rng: np.random.Generator | None = None,
 ) -> Aggregate:
-    """The mean of the `selected` rows with the best Krum scores, n - f unless told."""
+    """The mean of the `selected` rows with the best Krum scores, n - f unless told, and never more: some would be Byzantine."""
     prepared = prepare(vectors, byzantine_count, pre, rng)
+    most = prepared.count - prepared.byzantine_count
     if selected is None:
-        selected = prepared.count - prepared.byzantine_count
+        selected = most
     check_at_least_one("selected", selected)
-    if selected > prepared.count:
-        raise SettingsError(f"selected is {selected}, but there are only {prepared.count} rows.")
-    return _best_rows("multi_krum", prepared, selected)
+    if selected > most:
+        text = f"multi_krum selects {most} rows, not {selected}: {prepared.byzantine_count} of {prepared.count} may be Byzantine."
+        warn(prepared.notes, text)
+    return _best_rows("multi_krum", prepared, min(selected, most))
 
 
 def _best_rows(name: str, prepared: Prepared, selected: int) -> Aggregate:

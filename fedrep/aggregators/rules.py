@@ -104,6 +104,9 @@ def conditions(
                 f"trimmed_mean with fraction {rule.settings['fraction']} is to remove {trimmed} of {n} rows on each side, "
                 f"fewer than the {f} that may be Byzantine."
             )
+    selected = rule.settings.get("selected")
+    if isinstance(selected, int) and selected > n - f:
+        problems.append(f"multi_krum is to select {selected} of {n} rows, of which {f} may be Byzantine: {n - f} are the most.")
     return problems
 
 

@@ -186,6 +186,18 @@ def test_krum_takes_the_row_with_the_nearest_n_minus_f_minus_2_others(seed: int,
         np.testing.assert_allclose(several.vector, wanted, rtol=1e-6, atol=1e-6)
 
 
+def test_multi_krum_selects_no_more_rows_than_are_honest() -> None:
+    vectors = rows(n=9)
+    vectors[:3] = -100.0
+    with pytest.warns(AggregatorWarning, match="multi_krum selects 6 rows, not 8: 3 of 9 may be Byzantine"):
+        result = multi_krum(vectors, byzantine_count=3, selected=8)
+    assert len(result.notes) == 1
+    np.testing.assert_array_equal(result.vector, multi_krum(vectors, byzantine_count=3).vector)
+    assert conditions("multi_krum", 9, 3, {"selected": 6}) == []
+    wanted = "multi_krum is to select 7 of 9 rows, of which 3 may be Byzantine: 6 are the most."
+    assert conditions("multi_krum", 9, 3, {"selected": 7}) == [wanted]
+
+
 def test_a_large_common_offset_costs_the_distances_no_precision_in_large_inputs() -> None:
     vectors = rows(n=9, d=70_000, offset=1e4)
     vectors[3] = vectors[5]
