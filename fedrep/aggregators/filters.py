@@ -6,6 +6,7 @@ agnostic stopping of Allouah et al., 2023. DnC: Shejwalkar and Houmansadr, NDSS 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,6 +15,7 @@ from numpy.typing import ArrayLike
 from fedrep.aggregators.gram import ascending
 from fedrep.aggregators.outcome import Aggregate, Doubles, check_at_least_one, check_positive
 from fedrep.aggregators.prepare import Prepared, PreStep, prepare, with_majority
+from fedrep.errors import SettingsError
 
 
 def filter_l2(
@@ -60,18 +62,21 @@ def dnc(
     rng: np.random.Generator | None = None,
 ) -> Aggregate:
     """Each iteration looks at `sampled` random coordinates and marks the `removed` * f rows furthest along their widest
-    direction; the mean of the rows never marked remains, or of those marked least, if none is clean.
+    direction, rounded up; the mean of the rows never marked remains, or of those marked least, if none is clean. Below 1
+    `removed` would leave attackers in, and is refused.
 
     Without a generator the coordinates are always the same ones, which an attacker can foresee: pass one in a run.
     """
     check_at_least_one("iterations", iterations)
     check_at_least_one("sampled", sampled)
     check_positive("removed", removed)
+    if removed < 1:
+        raise SettingsError(f"removed is how many times f rows are marked, so it must be at least 1, not {removed!r}.")
     prepared = with_majority("dnc", prepare(vectors, byzantine_count, pre, rng))
     n = prepared.count
     rng = rng if rng is not None else np.random.default_rng(0)
     marks = np.zeros(n, np.intp)
-    dropped = min(n - 1, int(removed * prepared.byzantine_count))
+    dropped = min(n - 1, math.ceil(removed * prepared.byzantine_count - 1e-9))
     for _ in range(iterations):
         sample = _sampled_rows(prepared, sampled, rng)
         centred = sample - sample.mean(axis=0)

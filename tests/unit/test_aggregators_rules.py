@@ -227,6 +227,15 @@ def test_dnc_drops_the_rows_furthest_along_the_widest_direction_for_any_sample()
         np.testing.assert_array_equal(result.weights[:4], 0)
 
 
+@pytest.mark.parametrize(("f", "removed", "marked"), [(1, 1.0, 1), (3, 1.0, 3), (1, 1.5, 2), (3, 1.1, 4), (10, 1.1, 11)])
+def test_dnc_rounds_the_rows_it_marks_up(f: int, removed: float, marked: int) -> None:
+    result = dnc(rows(n=24), byzantine_count=f, removed=removed)
+    assert result.weights is not None
+    assert np.count_nonzero(result.weights == 0.0) == marked
+    with pytest.raises(SettingsError, match="removed is how many times f rows are marked, so it must be at least 1"):
+        conditions("dnc", 24, f, {"removed": 0.9})
+
+
 def test_nnm_replaces_each_row_by_the_mean_of_its_neighbours(way: str) -> None:
     vectors = rows()
     nearest = np.argsort(distances(vectors), axis=1)[:, :8]
@@ -332,6 +341,7 @@ def test_scales_that_do_act_raise_no_warning() -> None:
         ("trimmed_mean", {"fraction": 0.7}),
         ("multi_krum", {"selected": 0}),
         ("dnc", {"sampled": 0.5}),
+        ("dnc", {"removed": 0.9}),
         ("mean", {"weights": [1, 2]}),
         ("average", {}),
     ],
