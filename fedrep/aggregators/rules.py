@@ -31,6 +31,9 @@ AGGREGATORS: dict[str, Callable[..., Aggregate]] = {
     "dnc": dnc,
 }
 
+_FEW = 8  # rows on which any rule can be tried
+_MANY = 512  # no run has more buffers
+
 # Passed with each round's rows, never fixed in a run's settings.
 _PER_ROUND = {"vectors", "byzantine_count", "pre", "rng", "weights"}
 
@@ -65,14 +68,15 @@ class ConfiguredRule:
 def build_rule(
     name: str, settings: Mapping[str, object] | None = None, pre: Sequence[Mapping[str, object] | str] = ()
 ) -> ConfiguredRule:
-    """Every mistake in the settings shows here, when the run is created, and not in its first round."""
+    """Every mistake in the settings shows here, when the run is created, and not in its first round; whether they go with the
+    number of rows is what `conditions` says."""
     settings = dict(settings or {})
     _check_names(f"The rule {name}", _rule_named(name), settings)
     rule = ConfiguredRule(name, settings, tuple(_build_pre_step(step) for step in pre))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", AggregatorWarning)
         try:
-            rule(np.eye(8, 3, dtype=np.float32), byzantine_count=0)
+            rule(np.eye(_trial_rows(rule), 3, dtype=np.float32), byzantine_count=0)
         except TypeError as error:
             raise SettingsError(f"The rule {name} cannot use the settings {settings}: {error}.") from error
     return rule
@@ -127,6 +131,14 @@ def rows_needed(name: str, f: int) -> int:
     if name in ("krum", "multi_krum"):
         return 2 * f + 3  # with fewer, f equal rows may be each other's nearest, and get chosen
     return 2 * f + 1
+
+
+def _trial_rows(rule: ConfiguredRule) -> int:
+    """So many that pre-steps leave a few."""
+    n = _FEW
+    while rule.rows_after(n) < _FEW and n < _MANY:
+        n *= 2
+    return n
 
 
 def _rule_named(name: str) -> Callable[..., Aggregate]:

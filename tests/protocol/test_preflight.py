@@ -182,6 +182,8 @@ def test_krum_needs_the_rows_of_its_guarantee_after_its_pre_steps(rule: str) -> 
     run = run_manifest(24, MODEL, byzantine=3, aggregator=rule, aggregator_settings=settings)
     assert preflight(run) == [f"{rule} needs at least 9 rows to stand 3 Byzantine ones, but there would be 6."]
     assert preflight(replace(run, byzantine=1)) == []
+    large = json.dumps({"pre": [{"name": "bucketing", "size": 4}]})
+    assert preflight(run_manifest(64, MODEL, byzantine=1, aggregator=rule, aggregator_settings=large)) == []
 
 
 def test_a_ring_too_small_for_its_buffers_is_refused() -> None:

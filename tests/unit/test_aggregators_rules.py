@@ -351,6 +351,22 @@ def test_wrong_settings_show_when_the_rule_is_built(name: str, settings: dict[st
         build_rule(name, settings)
 
 
+@pytest.mark.parametrize(
+    ("name", "settings", "pre", "n", "f"),
+    [
+        ("krum", {}, [{"name": "bucketing", "size": 4}], 32, 1),
+        ("krum", {}, [{"name": "bucketing", "size": 4}, "nnm", {"name": "bucketing", "size": 8}], 160, 1),
+        ("multi_krum", {"selected": 10}, [], 16, 3),
+        ("multi_krum", {"selected": 60}, [{"name": "bucketing", "size": 2}], 200, 5),
+        ("median", {}, [{"name": "bucketing", "size": 10**9}], 8, 0),
+    ],
+)
+def test_settings_that_suit_the_rows_of_a_run_are_not_refused_for_those_of_a_trial(
+    name: str, settings: dict[str, object], pre: list[Any], n: int, f: int
+) -> None:
+    assert conditions(name, n, f, settings, pre) == []
+
+
 @pytest.mark.parametrize("step", ["median", {"size": 2}, {"name": "bucketing", "size": 0}, {"name": "nnm", "size": 2}])
 def test_wrong_pre_steps_show_when_the_rule_is_built(step: Any) -> None:
     with pytest.raises(SettingsError):
