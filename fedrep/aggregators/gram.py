@@ -3,7 +3,8 @@
 Every distance a rule needs follows from the Gram matrix, and every pre-step and iterate is an affine combination of the
 rows and the origin, so one pass over d builds the matrix and one more combines. Tiles are multiplied in float32 and
 summed in float64. Where rows lie much closer to each other than to the origin, float32 products lose their distances, so
-the pass is repeated in float64 on differences to the most central row.
+the pass is repeated in float64 on differences to the most central row; and so it is where products are too large or too small
+for float32.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrep.aggregators.compiled import kernels_for
-from fedrep.aggregators.outcome import LARGEST, Doubles, Values, refuse_nonfinite
+from fedrep.aggregators.outcome import LARGEST, SMALLEST, Doubles, Values, refuse_nonfinite
 from fedrep.aggregators.tiles import SMALL_PRODUCT, each_chunk, tiles
 
 # Squared distance over squared norm; float32 tiles leave about 1e-7 of the norm, so 1e-3 keeps four digits or more.
@@ -76,6 +77,8 @@ def points_of(values: Values, start: NDArray[np.floating] | None = None) -> Poin
     if not (np.abs(raw) < LARGEST**2).all():  # as far as float32 products reach, and only far outliers or NaN get there
         refuse_nonfinite(values)
         raw = _products(values, start, double=True)
+    elif not double and _has_underflowed(raw, values):
+        raw = _products(values, start, double=True)
     central = _most_central(_squared_distances(raw)[:n, :n])
     if _is_cancelled(raw, twin, n):
         raw = _products(values, start, double=True, reference=central)
@@ -118,6 +121,12 @@ def _squared_distances(inner: Doubles) -> Doubles:
 
 def _most_central(squared: Doubles) -> int:
     return int(np.argmin(np.sort(squared, axis=1)[:, len(squared) // 2]))
+
+
+def _has_underflowed(raw: Doubles, values: Values) -> bool:
+    """Whether a row that is not zero has a squared norm so small that float32 products may have lost more than 1e-4 of it."""
+    small = np.flatnonzero(np.diagonal(raw)[: len(values)] < 1e4 * SMALLEST * values.shape[1])
+    return any(bool(values[row].any()) for row in small.tolist())
 
 
 def _is_cancelled(raw: Doubles, twin: NDArray[np.intp], n: int) -> bool:

@@ -15,6 +15,7 @@ Values = NDArray[Any]  # (n, d), float32 or float64, unit stride along d
 Doubles = NDArray[np.float64]
 
 LARGEST = float(np.finfo(np.float32).max)
+SMALLEST = float(np.finfo(np.float32).tiny)
 _BLOCK = 1 << 18
 
 

@@ -8,7 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedrep.aggregators import AGGREGATORS, centered_clipping, compiled, dnc, filter_l2, geometric_median, krum, multi_krum, nnm
+from fedrep.aggregators import (
+    AGGREGATORS,
+    centered_clipping,
+    compiled,
+    dnc,
+    filter_l2,
+    geometric_median,
+    gram,
+    krum,
+    multi_krum,
+    nnm,
+)
 from fedrep.aggregators import tiles as streaming
 from fedrep.aggregators.gram import _products as products
 from fedrep.aggregators.gram import ascending
@@ -63,6 +74,38 @@ def test_equal_rows_are_at_distance_zero_however_their_products_were_rounded(way
     assert result.distances is not None
     np.testing.assert_array_equal(result.distances[[1, 2, 4, 6, 7, 8]], 0.0)
     np.testing.assert_allclose(result.vector, vectors[1], rtol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1e-18, 1e-22, 1e-25, 1e-40])
+@pytest.mark.parametrize("name", ["geometric_median", "centered_clipping", "krum", "multi_krum", "filter_l2"])
+def test_rows_too_small_for_squares_in_float32_are_told_apart(name: str, size: float, way: str) -> None:
+    honest = 1.0 + rows()
+    honest[3] = -100.0
+    vectors = (honest * size).astype(np.float32)
+    found = AGGREGATORS[name](vectors, byzantine_count=1)
+    wanted = AGGREGATORS[name](vectors.astype(np.float64) / size, byzantine_count=1)
+    assert found.weights is not None
+    assert wanted.weights is not None
+    assert found.distances is not None
+    assert wanted.distances is not None
+    np.testing.assert_allclose(found.weights, wanted.weights, rtol=0.01, atol=1e-3)
+    np.testing.assert_allclose(found.distances, wanted.distances * size, rtol=1e-2)
+
+
+def test_rows_of_zeros_cost_no_second_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors = rows()
+    vectors[[2, 5]] = 0.0
+    passes = []
+
+    def counted(*given: Any, **told: Any) -> Any:
+        passes.append(told)
+        return products(*given, **told)
+
+    monkeypatch.setattr(gram, "_products", counted)
+    krum(vectors, byzantine_count=2)
+    assert passes == [{"double": False}]
+    krum((vectors * 1e-20).astype(np.float32), byzantine_count=2)
+    assert passes[1:] == [{"double": False}, {"double": True}]
 
 
 def test_rows_that_differ_only_far_behind_are_not_taken_for_equal(way: str) -> None:
