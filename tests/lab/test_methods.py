@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fedrep.aggregators import conditions
 from fedrep.errors import SettingsError
 from fedrep.sparsify import Coordinates
 from fedrep_lab.adversary import Adversary
@@ -188,6 +189,15 @@ def test_an_attacker_of_the_ring_moves_its_buffer_by_no_more_than_the_range(atta
             assert 0.0 < np.abs(after - before).max() <= 2 * ring.range / group.size + 1e-6
         else:
             assert np.array_equal(after, before)
+
+
+@pytest.mark.parametrize("rule", ["krum", "multi_krum"])
+@pytest.mark.filterwarnings("ignore::fedrep.aggregators.AggregatorWarning")
+def test_krum_is_played_below_its_guarantee_which_the_service_refuses_and_says_so(rule: str) -> None:
+    cell = replace(TINY, m=32, f=7, rule=rule, attack="fang")
+    step = method(cell).step(updates(cell.m), 1)
+    assert step.notes == (f"{rule} guarantees nothing for 16 rows with byzantine_count = 7: that takes 17 rows.",)
+    assert conditions(rule, 16, 7) != []
 
 
 def test_rcgd_drops_the_longest_vectors() -> None:
