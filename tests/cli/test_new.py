@@ -56,6 +56,14 @@ def test_a_new_folder_passes_its_own_test_and_its_run_can_work(
     assert KINDS[kind].install in (folder / "README.md").read_text()
 
 
+def test_the_command_that_follows_can_be_typed_whatever_the_folder_is_called(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "my models" / "first"
+    assert main(["new", str(folder), "--template", "numpy", "--json"]) == 0
+    assert shlex.split(json.loads(capsys.readouterr().out)["next"]) == ["cd", str(folder), "&&", "fedrep", "simulate"]
+
+
 def test_a_folder_that_is_in_use_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,7 +19,7 @@ from fedrep_runtime.model_files import read_model
 from fedrep_runtime.run_config import RunConfig
 from fedrep_simulator.api import build_trainer_of, run_simulation
 from fedrep_simulator.deployment import commands
-from fedrep_simulator.terms import Wishes
+from fedrep_simulator.terms import Wishes, read_files
 from fedrep_trainers.settings import TrainerSettings
 
 ROOT = Path(__file__).parents[2]
@@ -117,3 +117,27 @@ def test_a_silo_whose_file_names_another_run_or_server_is_told_this_one(tmp_path
     file.write_text(text)
     terms = Wishes(aggregator="mean").terms(RunConfig(name="spring", silos=SILOS), TrainerSettings())
     assert commands(replace(terms, client_file=file), None)[-1][1] == [f"{said}fedrep join TOKEN"]
+
+
+@pytest.mark.parametrize(
+    ("trainer", "private", "rate", "settings"),
+    [
+        (None, False, "", "client.toml"),
+        (None, True, "", "played.toml"),
+        ("other:build", False, "", "played.toml"),
+        (None, False, "0.5", "played.toml"),
+    ],
+)
+def test_a_file_that_says_something_else_than_was_played_deploys_nothing_and_stays(
+    trainer: str | None, private: bool, rate: str, settings: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("client.toml").write_text('[trainer]\nuser_code = "mine:build"\n')
+    if rate:
+        monkeypatch.setenv("FEDREP_CLIENT__TRAINER__LEARNING_RATE", rate)
+    terms = read_files(Wishes(aggregator="mean", private=private), trainer)
+    (_, creation), (where, _) = commands(terms, Path("my results"))
+    assert f"fedrep run model --config {settings}" in creation
+    assert ("cp 'my results/client.toml' played.toml" in creation) == (settings == "played.toml")
+    assert f"this {settings}" in where
+    assert "fedrep run create --config 'my results/run.toml'" in creation

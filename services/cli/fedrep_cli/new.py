@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -66,7 +67,8 @@ def new(
     if folder.exists() and any(folder.iterdir() if folder.is_dir() else [folder]):
         raise SettingsError(f"{folder} exists already and is not empty; choose another name or remove it first")
     written = write_project(folder, template)
-    result = {"folder": str(folder), "template": template.value, "files": written, "next": f"cd {folder} && fedrep simulate"}
+    then = f"cd {shlex.quote(str(folder))} && fedrep simulate"
+    result = {"folder": str(folder), "template": template.value, "files": written, "next": then}
     emit(result, as_json, _render)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from fedrep_runtime.toml_text import toml_document
 from fedrep_simulator.terms import Terms
 
 RUN_FILE, CLIENT_FILE = "run.toml", "client.toml"
+PLAYED_FILE = "played.toml"  # beside a client.toml that says something else, and stays
 HOST = "federation.example.org"
 
 Part = tuple[str, list[str]]
@@ -33,8 +35,10 @@ def commands(terms: Terms, folder: Path | None, host: str = HOST) -> list[Part]:
     """For each machine what to type there, in this order; TOKEN is in the file that `fedrep init` writes for that name."""
     place = folder if folder is not None else Path()
     settings = terms.client_file if terms.client_file is not None else place / CLIENT_FILE
-    silos = " ".join(f"--silo {name}" for name in terms.run.silos)
-    copied = [] if settings == Path(CLIENT_FILE) else [f"cp {settings} {CLIENT_FILE}"]
+    silos = " ".join(f"--silo {shlex.quote(name)}" for name in terms.run.silos)
+    taken = terms.client_file is None and Path(CLIENT_FILE).exists()
+    copy, its = (PLAYED_FILE, f"this {PLAYED_FILE} as its {CLIENT_FILE}") if taken else (CLIENT_FILE, f"this {CLIENT_FILE}")
+    copied = [] if settings == Path(copy) else [f"cp {shlex.quote(str(settings))} {copy}"]
     return [
         (
             "on the consortium's machine, beside the trainer",
@@ -42,12 +46,12 @@ def commands(terms: Terms, folder: Path | None, host: str = HOST) -> list[Part]:
                 f"fedrep init federation --host {host} {silos}",
                 "fedrep up    # stays running; what follows in another terminal",
                 *copied,
-                f"fedrep run model --config {CLIENT_FILE}",
-                f"fedrep run create --config {place / RUN_FILE}",
+                f"fedrep run model --config {copy}",
+                f"fedrep run create --config {shlex.quote(str(place / RUN_FILE))}",
             ],
         ),
         (
-            f"on every silo, beside the trainer, this {CLIENT_FILE} and its own data; TOKEN is in invitations/NAME.token",
+            f"on every silo, beside the trainer, {its} and its own data; TOKEN is in invitations/NAME.token",
             [f"{_said(terms, host)}fedrep join TOKEN"],
         ),
     ]
@@ -58,5 +62,5 @@ def _said(terms: Terms, host: str) -> str:
     if terms.client_file is None:
         return ""
     held = tomllib.loads(terms.client_file.read_text(encoding="utf-8"))
-    run = "" if held.get("run") == terms.run.name else f"FEDREP_CLIENT__RUN={terms.run.name} "
+    run = "" if held.get("run") == terms.run.name else f"FEDREP_CLIENT__RUN={shlex.quote(terms.run.name)} "
     return run + (f"FEDREP_CLIENT__SERVER={host}:8550 " if "server" in held else "")

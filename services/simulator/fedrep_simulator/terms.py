@@ -41,7 +41,7 @@ NOT_SIMULATED = {"roster_file": None, "admins_file": None, "hours": None}
 
 @dataclass(frozen=True)
 class Terms:
-    """`client_file` is where the silos' settings were read from, for those who deploy them."""
+    """`client_file` is the silos' settings file, for those who deploy them; None unless it says what is played."""
 
     run: RunConfig
     trainer: TrainerSettings
@@ -182,7 +182,17 @@ def read_files(wishes: Wishes, trainer: str | None, client_file: Path | None = N
     run_path = run_file if run_file is not None else RUN_FILE if RUN_FILE.exists() else None
     run = load_settings(RunConfig, run_path, "FEDREP_RUN") if run_path is not None else None
     terms = wishes.terms(run, settings.trainer, settings.policy)
-    return replace(terms, client_file=client, tracking=settings.tracking)
+    deployed = client if client is not None and _says(client, terms) else None
+    return replace(terms, client_file=deployed, tracking=settings.tracking)
+
+
+def _says(client: Path, terms: Terms) -> bool:
+    """Whether the file alone, without options and environment, lets a silo do what is played."""
+    try:
+        alone = load_silo_settings(client, {})
+    except SettingsError:
+        return False
+    return (alone.trainer, alone.policy) == (terms.trainer, terms.policy)
 
 
 def _given(trainer: TrainerSettings) -> dict[str, Any]:
