@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,7 +23,7 @@ from fedrep_runtime.run_config import RunConfig, sign_run
 from fedrep_runtime.trackers import TrackingSettings
 from fedrep_silo.config import DrillSettings, PolicySettings
 from fedrep_simulator import SimulationResult, simulate
-from fedrep_simulator.api import run_simulation
+from fedrep_simulator.api import Listeners, run_simulation
 from fedrep_simulator.attackers import Coalition
 from fedrep_simulator.folder import Row
 from fedrep_simulator.seeds import SiloDice, seed_bytes
@@ -94,6 +95,21 @@ def test_a_folder_of_another_simulation_is_refused(tmp_path: Path) -> None:
     played(out=tmp_path, fast=True)
     with pytest.raises(SettingsError, match="rounds was 6, now it is 7"):
         played(out=tmp_path, fast=True, rounds=7)
+
+
+def test_what_begins_anew_keeps_nothing_of_the_old_simulation(tmp_path: Path) -> None:
+    played(out=tmp_path, fast=True, central=True, compare=True)
+    old = {path.name for path in tmp_path.iterdir()}
+
+    def stop_at_once(_row: Row, _rounds: int) -> None:
+        raise KeyboardInterrupt
+
+    terms = Wishes(rounds=3, fast=True).terms(RunConfig(**RUN), TrainerSettings())
+    with pytest.raises(KeyboardInterrupt):
+        run_simulation(terms, build, out=tmp_path, again=True, listeners=Listeners(on_round=stop_at_once))
+    left = {path.name for path in tmp_path.iterdir()}
+    assert {"central.json", "result.json", "model.safetensors", "plain-mean"} <= old - left
+    assert len(json.loads((tmp_path / "history.json").read_text())) == 1
 
 
 @pytest.mark.slow

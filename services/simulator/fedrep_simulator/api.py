@@ -19,7 +19,7 @@ from fedrep_runtime.run_config import RunConfig
 from fedrep_runtime.trackers import Trackers, check_trackers
 from fedrep_simulator import deployment
 from fedrep_simulator.engines import Build, Engine, LocalEngine, names_of
-from fedrep_simulator.folder import Row, SimulationFolder, write_history, write_result
+from fedrep_simulator.folder import MEAN_FOLDER, Row, SimulationFolder, write_history, write_result
 from fedrep_simulator.models import kept_central, state_dict, write_model
 from fedrep_simulator.results import SimulationResult, best, last
 from fedrep_simulator.server import Written
@@ -29,7 +29,6 @@ from fedrep_trainers.settings import TrainerSettings
 from fedrep_trainers.trainer import Trainer
 
 EngineName = Literal["local", "ray"]
-MEAN_FOLDER = "plain-mean"
 
 
 def _silent(*_: object) -> None:

@@ -3,6 +3,8 @@
 simulation.json            what is simulated
 current                    names the folder below, and is replaced whole
 round-000012/              where everything stood after round 12: server, silos, rounds so far
+plain-mean/                the same of --compare
+central.json               the figures of the model that was trained on all data in one place
 history.json, .csv, .parquet, result.json, model.safetensors     the results
 """
 
@@ -34,6 +36,8 @@ from fedrep_simulator.traffic import Traffic, TrafficBook
 
 Row = dict[str, Any]
 TERMS, CURRENT, SERVER, ROUNDS = "simulation.json", "current", "server.safetensors", "rounds.json"
+MODEL_FILE, CENTRAL_FILE, RESULT_FILE, MEAN_FOLDER = "model.safetensors", "central.json", "result.json", "plain-mean"
+HISTORY_FILES = ("history.json", "history.csv", "history.parquet")
 
 
 @dataclass(frozen=True)
@@ -64,9 +68,10 @@ class SimulationFolder:
                     "folder, or --again to begin anew here"
                 )
             return
-        for old in (*self.root.glob("round-*"), self.root / "plain-mean"):
+        for name in (CURRENT, CENTRAL_FILE, RESULT_FILE, MODEL_FILE, *HISTORY_FILES):
+            (self.root / name).unlink(missing_ok=True)
+        for old in (*self.root.glob("round-*"), self.root / MEAN_FOLDER):
             shutil.rmtree(old, ignore_errors=True)
-        (self.root / CURRENT).unlink(missing_ok=True)
         write_atomically(path, _json({"fingerprint": mark, "terms": described}), 0o644)
 
     def save(self, sitting: Sitting) -> None:
@@ -138,31 +143,28 @@ def _progress(path: Path) -> RunProgress:
     )
 
 
-def write_history(root: Path, rows: Sequence[Row]) -> list[Path]:
+def write_history(root: Path, rows: Sequence[Row]) -> None:
     """As JSON and CSV, and as Parquet where pyarrow is installed."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     text = io.StringIO()
     writer = csv.DictWriter(text, columns)
     writer.writeheader()
     writer.writerows(rows)
-    files = {"history.json": _json(list(rows)), "history.csv": text.getvalue().encode()}
-    for name, data in files.items():
-        write_atomically(root / name, data, 0o644)
-    written = [root / name for name in files]
+    as_json, as_csv, as_parquet = (root / name for name in HISTORY_FILES)
+    write_atomically(as_json, _json(list(rows)), 0o644)
+    write_atomically(as_csv, text.getvalue().encode(), 0o644)
     try:
         import pyarrow
         from pyarrow import parquet
     except ModuleNotFoundError:
-        return written
+        return
     sink = pyarrow.BufferOutputStream()
     parquet.write_table(pyarrow.Table.from_pylist([{name: row.get(name) for name in columns} for row in rows]), sink)
-    write_atomically(root / "history.parquet", sink.getvalue().to_pybytes(), 0o644)
-    return [*written, root / "history.parquet"]
+    write_atomically(as_parquet, sink.getvalue().to_pybytes(), 0o644)
 
 
-def write_result(root: Path, result: Mapping[str, Any]) -> Path:
-    write_atomically(root / "result.json", _json(result), 0o644)
-    return root / "result.json"
+def write_result(root: Path, result: Mapping[str, Any]) -> None:
+    write_atomically(root / RESULT_FILE, _json(result), 0o644)
 
 
 def _json(value: object) -> bytes:

@@ -11,12 +11,9 @@ import numpy as np
 from fedrep.errors import FedrepError
 from fedrep_runtime.files import write_atomically
 from fedrep_simulator.engines import Engine
-from fedrep_simulator.folder import Row
+from fedrep_simulator.folder import CENTRAL_FILE, MODEL_FILE, Row
 from fedrep_simulator.simulation import measured_row
 from fedrep_trainers.layout import Vector, write_tensors
-
-MODEL_FILE = "model.safetensors"
-CENTRAL_FILE = "central.json"
 
 
 class Central(Protocol):
