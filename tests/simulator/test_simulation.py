@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -95,6 +96,32 @@ def test_a_folder_of_another_simulation_is_refused(tmp_path: Path) -> None:
     played(out=tmp_path, fast=True)
     with pytest.raises(SettingsError, match="rounds was 6, now it is 7"):
         played(out=tmp_path, fast=True, rounds=7)
+
+
+def test_what_is_refused_leaves_the_folder_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked_for = Wishes(rounds=2, fast=True).terms(RunConfig(**RUN), TrainerSettings())
+    impossible = Wishes(rounds=2, fast=True).terms(RunConfig(**RUN, ring_bits=7), TrainerSettings())
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    untracked = replace(asked_for, tracking=TrackingSettings(wandb="offline"))
+    run_simulation(asked_for, build, out=tmp_path)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for refused in (impossible, untracked):
+        for compare in (False, True):
+            with pytest.raises(SettingsError):
+                run_simulation(refused, build, out=tmp_path, again=True, compare=compare)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_folder_without_a_round_is_nobodys(tmp_path: Path) -> None:
+    def broken(settings: TrainerSettings) -> StubTrainer:
+        def fail(_number: int) -> None:
+            raise ValueError("no data today")
+
+        return StubTrainer(settings.shard_index, before_training=fail)
+
+    with pytest.raises(FedrepError, match="no data today"):
+        simulate(broken, run=RUN, rounds=3, fast=True, central=False, out=tmp_path)
+    assert len(played(out=tmp_path, fast=True).history) == ROUNDS
 
 
 def test_what_begins_anew_keeps_nothing_of_the_old_simulation(tmp_path: Path) -> None:

@@ -138,13 +138,18 @@ def run_simulation(
 ) -> SimulationResult:
     """The run, then the plain mean and the central model if they are wanted; all of it resumes in `out`."""
     listeners.on_step(f"building {len(terms.run.silos)} trainers")
+    mean = terms.with_plain_mean().checked() if compare else None
+    check_trackers(terms.tracking)
     with _owned(out), _quiet_log(), _engine(engine, build, terms, gpus_per_silo) as made:
+        for asked_for in (terms, mean):  # whatever is refused is so before the folder is touched
+            if asked_for is not None:
+                asked_for.scene(made.layout, made.initial())
         main = _played(terms, made, out, listeners, again=again)
         figures = kept_central(out, made, terms.run.rounds, listeners) if central else None
         other = None
-        if compare:
+        if mean is not None:
             listeners.on_step("the same silos and attackers against the plain mean")
-            other = _comparison(terms.with_plain_mean().checked(), made, out, listeners, again=again)
+            other = _comparison(mean, made, out, listeners, again=again)
         return _result(terms, engine, made, main, figures, other, out)
 
 
@@ -193,7 +198,6 @@ def _played(terms: Terms, engine: Engine, out: Path | None, listeners: Listeners
     if folder is not None:
         described = terms.described()
         folder.claim(described, fingerprint(described, engine.layout, engine.initial()), again=again)
-    check_trackers(terms.tracking)
     trackers = Trackers(terms.tracking, terms.run.name, {"silos": len(terms.run.silos), "byzantine": terms.byzantine})
 
     def on_round(row: Row, rounds: int) -> None:

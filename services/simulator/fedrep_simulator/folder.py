@@ -58,9 +58,9 @@ class SimulationFolder:
         self.root = root
 
     def claim(self, described: Mapping[str, Any], mark: str, *, again: bool = False) -> None:
-        """This folder is for that simulation; another one's is refused, unless it may be replaced."""
+        """This folder is for that simulation; another one's is refused if a round of it is kept, unless it may be replaced."""
         path = self.root / TERMS
-        if path.exists() and not again:
+        if path.exists() and self._current() is not None and not again:
             before = json.loads(path.read_text())
             if before["fingerprint"] != mark:
                 raise SettingsError(
