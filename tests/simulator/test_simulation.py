@@ -124,6 +124,20 @@ def test_a_folder_without_a_round_is_nobodys(tmp_path: Path) -> None:
     assert len(played(out=tmp_path, fast=True).history) == ROUNDS
 
 
+@pytest.mark.parametrize("left", [0, 0.5])
+@pytest.mark.parametrize(
+    "file", ["simulation.json", "central.json", "current", "round-000006-end/rounds.json", "round-000006-end/server.safetensors"]
+)
+def test_a_damaged_folder_is_one_sentence_and_again_begins_anew(tmp_path: Path, file: str, left: float) -> None:
+    terms = Wishes(rounds=ROUNDS, fast=True).terms(RunConfig(**RUN), TrainerSettings())
+    first = run_simulation(terms, build, out=tmp_path)
+    whole = (tmp_path / file).read_bytes()
+    (tmp_path / file).write_bytes(whole[: int(len(whole) * left)])
+    with pytest.raises(SettingsError, match=r"cannot be read \(.+\): --again begins anew"):
+        run_simulation(terms, build, out=tmp_path)
+    assert same_bits(first, run_simulation(terms, build, out=tmp_path, again=True))
+
+
 def test_what_begins_anew_keeps_nothing_of_the_old_simulation(tmp_path: Path) -> None:
     played(out=tmp_path, fast=True, central=True, compare=True)
     old = {path.name for path in tmp_path.iterdir()}

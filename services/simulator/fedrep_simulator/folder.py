@@ -14,15 +14,16 @@ import csv
 import io
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from fedrep.errors import SettingsError
+from fedrep.errors import FedrepError, SettingsError
 from fedrep.protocol.attendance import Attendance
 from fedrep.protocol.clip_range import ClipRange
 from fedrep.protocol.manifests import SiloName
@@ -30,6 +31,7 @@ from fedrep.protocol.model_state import ModelState, ServerModel
 from fedrep.protocol.run_progress import RunProgress, RunState
 from fedrep.protocol.silo_state import SiloState
 from fedrep_runtime.files import write_atomically
+from fedrep_runtime.json_text import parsed
 from fedrep_silo.state import StateFolder
 from fedrep_simulator.playing import Standing
 from fedrep_simulator.traffic import Traffic, TrafficBook
@@ -61,11 +63,12 @@ class SimulationFolder:
         """This folder is for that simulation; another one's is refused if a round of it is kept, unless it may be replaced."""
         path = self.root / TERMS
         if path.exists() and self._current() is not None and not again:
-            before = json.loads(path.read_text())
-            if before["fingerprint"] != mark:
+            with readable(self.root):
+                before = parsed(path.read_bytes())
+                other = _difference(before["terms"], described) if before["fingerprint"] != mark else None
+            if other is not None:
                 raise SettingsError(
-                    f"{self.root} holds another simulation ({_difference(before['terms'], described)}): give --out another "
-                    "folder, or --again to begin anew here"
+                    f"{self.root} holds another simulation ({other}): give --out another folder, or --again to begin anew here"
                 )
             return
         for name in (CURRENT, CENTRAL_FILE, RESULT_FILE, MODEL_FILE, *HISTORY_FILES):
@@ -93,12 +96,15 @@ class SimulationFolder:
                 shutil.rmtree(old, ignore_errors=True)
 
     def load(self, silos: Sequence[SiloName], parameters: int) -> Sitting | None:
-        name = self._current()
-        if name is None:
+        if self._current() is None:
             return None
-        source = self.root / name
+        with readable(self.root):
+            return self._loaded(silos, parameters)
+
+    def _loaded(self, silos: Sequence[SiloName], parameters: int) -> Sitting:
+        source = self.root / (self._current() or "")
         progress = _progress(source / SERVER)
-        kept = json.loads((source / ROUNDS).read_text())
+        kept = parsed((source / ROUNDS).read_bytes())
         states = {}
         for silo in silos:
             folder = StateFolder(source / "silos" / silo)
@@ -109,7 +115,17 @@ class SimulationFolder:
 
     def _current(self) -> str | None:
         path = self.root / CURRENT
-        return path.read_text() if path.exists() else None
+        return path.read_text(errors="replace") if path.exists() else None
+
+
+@contextmanager
+def readable(root: Path) -> Iterator[None]:
+    """Files that a full disk or an editor has spoiled are one sentence."""
+    try:
+        yield
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, SafetensorError, FedrepError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise SettingsError(f"{root} cannot be read ({reason}): --again begins anew") from error
 
 
 def _server_bytes(progress: RunProgress) -> bytes:

@@ -10,8 +10,9 @@ import numpy as np
 
 from fedrep.errors import FedrepError
 from fedrep_runtime.files import write_atomically
+from fedrep_runtime.json_text import parsed
 from fedrep_simulator.engines import Engine
-from fedrep_simulator.folder import CENTRAL_FILE, MODEL_FILE, Row
+from fedrep_simulator.folder import CENTRAL_FILE, MODEL_FILE, Row, readable
 from fedrep_simulator.simulation import measured_row
 from fedrep_trainers.layout import Vector, write_tensors
 
@@ -47,8 +48,9 @@ def kept_central(root: Path | None, engine: Engine, rounds: int, listeners: Cent
     """Trained once for a folder."""
     path = root / CENTRAL_FILE if root is not None else None
     if path is not None and path.exists():
-        kept: Row = json.loads(path.read_text())
-        return kept
+        with readable(path.parent):
+            kept = parsed(path.read_bytes())
+            return {**kept, "accuracy": kept["accuracy"]}
     listeners.on_step("training the central model, on all data in one place")
     row = measured_row(engine.central(rounds, listeners.on_central))
     if path is not None:
