@@ -70,6 +70,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "run.toml").write_text(RUN)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "simulated_trainer", raising=False)  # another test's
     return tmp_path
 
 
@@ -190,3 +191,21 @@ def test_the_live_picture_fits_eighty_columns_and_plots_the_accuracy() -> None:
     heights = [line.split("┤")[1].count("█") for line in lines if "┤" in line]
     assert heights == sorted(heights)
     assert heights[0] < heights[-1]
+
+
+def test_edited_code_is_another_simulation_and_one_that_is_over_says_so(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["simulate", "--json", "--fast", "--rounds", "2"]
+    said = "this simulation was over already; --again plays it anew"
+    assert main(command) == 0
+    assert said not in capsys.readouterr().err
+    assert main(command) == 0
+    told = capsys.readouterr()
+    assert said in told.err
+    assert json.loads(told.out)["notes"] == [said]
+    (project / "simulated_trainer.py").write_text(f"{TRAINER}\n# edited\n")
+    assert main(command) == 1
+    assert "holds another simulation (the file with the trainer's code was another)" in capsys.readouterr().err
+    assert main([*command, "--again"]) == 0
+    assert said not in capsys.readouterr().err

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import linecache
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +16,10 @@ import torch
 
 import fedrep
 from fedrep_simulator import SimulationResult
+from fedrep_simulator.code_mark import code_mark, user_build
 from fedrep_trainers import TorchTrainer, TrainerSettings
 from fedrep_trainers.build import build_trainer
+from tests.simulator import problem
 from tests.simulator.problem import RUN, build
 
 
@@ -62,3 +68,22 @@ def test_the_model_of_a_torch_trainer_is_a_state_dict_that_its_module_takes(tmp_
 
     kept = load_file(tmp_path / "model.safetensors")
     assert all(np.array_equal(kept[name], tensor) for name, tensor in ended.model.items())
+
+
+def test_the_code_of_a_function_is_known_by_its_file_or_its_text_or_not_at_all(tmp_path: Path) -> None:
+    settings = TrainerSettings()
+    text = "def made(settings):\n    return {}\n"
+
+    def from_cell(value: int) -> Any:
+        """As a notebook defines a function: its text is known, and there is no file."""
+        name, source, space = f"<cell-{value}>", text.format(value), dict[str, Any]()
+        linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+        exec(compile(source, name, "exec"), space)
+        return space["made"]
+
+    assert code_mark(build, settings) == hashlib.sha256(Path(problem.__file__).read_bytes()).hexdigest()
+    assert code_mark(partial(build), settings) == code_mark(build, settings)
+    (tmp_path / "marked_code.py").write_text(text.format(1))
+    named = code_mark(user_build("marked_code:made"), TrainerSettings(user_code_dir=tmp_path))
+    assert named == code_mark(from_cell(1), settings) != code_mark(from_cell(2), settings)
+    assert code_mark(eval("lambda settings: settings"), settings) == ""

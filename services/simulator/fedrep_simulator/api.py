@@ -18,8 +18,9 @@ from fedrep_runtime.files import lock_folder
 from fedrep_runtime.run_config import RunConfig
 from fedrep_runtime.trackers import Trackers, check_trackers
 from fedrep_simulator import deployment
+from fedrep_simulator.code_mark import code_mark, user_build
 from fedrep_simulator.engines import Build, Engine, LocalEngine, names_of
-from fedrep_simulator.folder import MEAN_FOLDER, Row, SimulationFolder, write_history, write_result
+from fedrep_simulator.folder import CODE, MEAN_FOLDER, Row, SimulationFolder, write_history, write_result
 from fedrep_simulator.models import kept_central, state_dict, write_model
 from fedrep_simulator.results import SimulationResult, best, last
 from fedrep_simulator.server import Written
@@ -29,6 +30,7 @@ from fedrep_trainers.settings import TrainerSettings
 from fedrep_trainers.trainer import Trainer
 
 EngineName = Literal["local", "ray"]
+OVER = "this simulation was over already; --again plays it anew"
 
 
 def _silent(*_: object) -> None:
@@ -115,10 +117,7 @@ def simulate(
 def build_trainer_of(settings: TrainerSettings) -> Build:
     """The trainer that a silo's settings name: its own code, or what is built in."""
     if settings.user_code is not None:
-        from fedrep_trainers.user_code import user_trainer
-
-        code = settings.user_code
-        return lambda own: user_trainer(code, own)
+        return user_build(settings.user_code)
     from fedrep_trainers.build import build_trainer
 
     return build_trainer
@@ -144,12 +143,15 @@ def run_simulation(
         for asked_for in (terms, mean):  # whatever is refused is so before the folder is touched
             if asked_for is not None:
                 asked_for.scene(made.layout, made.initial())
-        main = _played(terms, made, out, listeners, again=again)
+        code = code_mark(build, terms.trainer)
+        main = _played(terms, made, code, out, listeners, again=again)
+        if main.was_over:
+            listeners.on_step(OVER)
         figures = kept_central(out, made, terms.run.rounds, listeners) if central else None
         other = None
         if mean is not None:
             listeners.on_step("the same silos and attackers against the plain mean")
-            other = _comparison(mean, made, out, listeners, again=again)
+            other = _comparison(mean, made, code, out, listeners, again=again)
         return _result(terms, engine, made, main, figures, other, out)
 
 
@@ -193,10 +195,10 @@ def _engine(name: EngineName, build: Build, terms: Terms, gpus_per_silo: float) 
         made.close()
 
 
-def _played(terms: Terms, engine: Engine, out: Path | None, listeners: Listeners, *, again: bool) -> Simulation:
+def _played(terms: Terms, engine: Engine, code: str, out: Path | None, listeners: Listeners, *, again: bool) -> Simulation:
     folder = SimulationFolder(out) if out is not None else None
     if folder is not None:
-        described = terms.described()
+        described = terms.described() | {CODE: code}
         folder.claim(described, fingerprint(described, engine.layout, engine.initial()), again=again)
     trackers = Trackers(terms.tracking, terms.run.name, {"silos": len(terms.run.silos), "byzantine": terms.byzantine})
 
@@ -221,12 +223,14 @@ def _is_figure(name: str, value: object) -> bool:
     return name != "round" and isinstance(value, int | float)
 
 
-def _comparison(terms: Terms, engine: Engine, out: Path | None, listeners: Listeners, *, again: bool) -> SimulationResult:
+def _comparison(
+    terms: Terms, engine: Engine, code: str, out: Path | None, listeners: Listeners, *, again: bool
+) -> SimulationResult:
     place = out / MEAN_FOLDER if out is not None else None
     simulation: Simulation | None = None
     problem = ""
     try:
-        simulation = _played(terms, engine, place, listeners, again=again)
+        simulation = _played(terms, engine, code, place, listeners, again=again)
     except FedrepError as error:  # a model that attackers have ruined cannot be trained any more: that is the result
         if error.reason != "TRAINING_FAILED":
             raise
@@ -276,7 +280,7 @@ def _result(
         "epsilon_total": last(rows, "epsilon"),
         "epsilon_covers": COVERS,
         **_record_figures(terms, rows),
-        "notes": [note] if note else [],
+        "notes": [*([OVER] if main.was_over else []), *([note] if note else [])],
     }
     if out is not None:
         write_history(out, rows)

@@ -39,6 +39,7 @@ from fedrep_simulator.traffic import Traffic, TrafficBook
 Row = dict[str, Any]
 TERMS, CURRENT, SERVER, ROUNDS = "simulation.json", "current", "server.safetensors", "rounds.json"
 MODEL_FILE, CENTRAL_FILE, RESULT_FILE, MEAN_FOLDER = "model.safetensors", "central.json", "result.json", "plain-mean"
+CODE = "code"  # of the terms
 HISTORY_FILES = ("history.json", "history.csv", "history.parquet")
 
 
@@ -191,6 +192,8 @@ def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     for name, value in now.items():
         if before.get(name) == value:
             continue
+        if name == CODE:
+            return "the file with the trainer's code was another"
         if isinstance(value, Mapping) and isinstance(before.get(name), Mapping):
             return _difference(before[name], value)
         return f"its {name} was {before.get(name)!r}, now it is {value!r}"

@@ -53,6 +53,7 @@ class Simulation:
         self.sitting = self._resumed() or self._first(self.initial)
         engine.open_books({name: self.sitting.books.get(name, {}) for name in self.scene.run.silos})
         self.traffic = self.sitting.book()
+        self.was_over = self.is_over
         self._saved_at = time.monotonic()
 
     def _resumed(self) -> Sitting | None:
