@@ -28,11 +28,12 @@ from fedrep_simulator.api import Listeners, run_simulation
 from fedrep_simulator.attackers import Coalition
 from fedrep_simulator.folder import Row
 from fedrep_simulator.seeds import SiloDice, seed_bytes
+from fedrep_simulator.simulation import COLUMNS
 from fedrep_simulator.terms import Wishes
 from fedrep_trainers.build import build_trainer
 from fedrep_trainers.layout import Vector
 from fedrep_trainers.settings import PrivacySettings, TrainerSettings
-from fedrep_trainers.trainer import Allowance
+from fedrep_trainers.trainer import Allowance, Evaluation
 from tests.harness.federation import Federation, StubTrainer
 from tests.harness.processes import run_scenario
 from tests.simulator.problem import RUN, build
@@ -260,6 +261,46 @@ def test_a_silo_whose_training_fails_abstains_and_if_all_fail_the_simulation_say
     assert survived[1] in (4, 6)  # a mate of one that abstains has nobody to share a sum with
     with pytest.raises(FedrepError, match=r"no silo could train in round 2; silo-0: .*no data today"):
         simulate(failing(2, silos=8), run=RUN, rounds=3, fast=fast, central=False)
+
+
+def evaluating(*given: Any, metrics: dict[str, Any] | None = None) -> Any:
+    """Trainers whose evaluations have these accuracies, one after the other, and metrics of their own."""
+    accuracies = iter(given)
+
+    class Evaluating(StubTrainer):
+        def evaluate(self, model: Vector) -> Evaluation:
+            return replace(super().evaluate(model), accuracy=next(accuracies), metrics=metrics or {})
+
+    return lambda settings: Evaluating(settings.shard_index)
+
+
+def test_figures_that_are_no_plain_numbers_are_kept_as_numbers_or_as_none(tmp_path: Path) -> None:
+    odd = evaluating(float("nan"), np.float32(0.5), np.float64("inf"), 1, metrics={"auroc": np.float32(0.25), "f1": float("nan")})
+    result = simulate(odd, run=RUN, rounds=3, fast=True, out=tmp_path)
+    assert [row["accuracy"] for row in result.history] == [None, 0.5, None]
+    assert {(row["auroc"], row["f1"]) for row in result.history} == {(0.25, None)}
+    assert result.summary["central_accuracy"] == 1.0
+
+    def refused(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON")
+
+    for path in tmp_path.rglob("*.json"):
+        json.loads(path.read_text(), parse_constant=refused)
+
+
+def test_metrics_named_like_our_columns_stand_beside_them() -> None:
+    plain = simulate(evaluating(0.5, 0.5), run=RUN, rounds=2, fast=True, central=False).history
+    named = dict.fromkeys(plain[0], 7.0)
+    both = simulate(evaluating(0.5, 0.5, metrics=named), run=RUN, rounds=2, fast=True, central=False).history
+    assert set(plain[0]) <= set(COLUMNS)
+    assert without_time([{name: row[name] for name in plain[0]} for row in both]) == without_time(plain)
+    assert all(row[f"metric_{name}"] == 7.0 for row in both for name in named)
+
+
+def test_an_evaluation_that_cannot_be_read_is_told_and_loses_no_round_before_it(tmp_path: Path) -> None:
+    with pytest.raises(FedrepError, match=r"evaluate\(\) of the trainer failed: TypeError: .*str"):
+        simulate(evaluating(0.5, 0.5, "high"), run=RUN, rounds=3, fast=True, central=False, out=tmp_path)
+    assert [row["round"] for row in json.loads((tmp_path / "history.json").read_text())] == [1, 2]
 
 
 @pytest.mark.parametrize("fast", [False, True])

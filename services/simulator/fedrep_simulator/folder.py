@@ -76,7 +76,7 @@ class SimulationFolder:
             (self.root / name).unlink(missing_ok=True)
         for old in (*self.root.glob("round-*"), self.root / MEAN_FOLDER):
             shutil.rmtree(old, ignore_errors=True)
-        write_atomically(path, _json({"fingerprint": mark, "terms": described}), 0o644)
+        write_atomically(path, _json({"fingerprint": mark, "terms": described}, allow_nan=True), 0o644)
 
     def save(self, sitting: Sitting) -> None:
         progress = sitting.standing.progress
@@ -184,8 +184,8 @@ def write_result(root: Path, result: Mapping[str, Any]) -> None:
     write_atomically(root / RESULT_FILE, _json(result), 0o644)
 
 
-def _json(value: object) -> bytes:
-    return (json.dumps(value, indent=1) + "\n").encode()
+def _json(value: object, *, allow_nan: bool = False) -> bytes:
+    return (json.dumps(value, indent=1, allow_nan=allow_nan) + "\n").encode()
 
 
 def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -54,5 +54,5 @@ def kept_central(root: Path | None, engine: Engine, rounds: int, listeners: Cent
     listeners.on_step("training the central model, on all data in one place")
     row = measured_row(engine.central(rounds, listeners.on_central))
     if path is not None:
-        write_atomically(path, json.dumps(row).encode(), 0o644)
+        write_atomically(path, json.dumps(row, allow_nan=False).encode(), 0o644)
     return row

@@ -26,8 +26,13 @@ from fedrep_simulator.server import Written
 from fedrep_simulator.terms import Terms
 from fedrep_trainers.layout import Vector
 from fedrep_trainers.trainer import Evaluation
+from fedrep_trainers.user_errors import explained
 
 SAVE_SECONDS = 5.0
+COLUMNS = (
+    *("round", "outcome", "reason", "accuracy", "loss", "train_loss", "coordinates", "survivors", "clip_range", "update_norm"),
+    *("bytes_up", "bytes_down", "epsilon", "record_epsilon", "seconds"),
+)
 
 OnRound = Callable[[Row, int], None]
 
@@ -137,7 +142,7 @@ class Simulation:
             "coordinates": int(closed.result.indices.size),
             "survivors": len(closed.result.survivor_names),
             "clip_range": closed.manifest.clip_range if closed.manifest is not None else None,
-            "update_norm": closed.update_norm,
+            "update_norm": _finite(closed.update_norm),
             "bytes_up": 0,
             "bytes_down": 0,
             "epsilon": None,
@@ -156,17 +161,17 @@ def measured(engine: Engine, model: Vector) -> Row:
     """None where a model has gone so wrong that nothing can be measured."""
     try:
         with np.errstate(over="ignore", invalid="ignore"):
-            seen = engine.evaluate(model)
+            return measured_row(engine.evaluate(model))
     except FedrepError:
         return {"accuracy": None, "loss": None}
     except Exception as error:  # user code may raise anything
-        raise FedrepError(f"evaluate() of the trainer failed: {type(error).__name__}: {error}") from error
-    return measured_row(seen)
+        raise FedrepError(f"evaluate() of the trainer failed: {explained(error)}") from error
 
 
 def measured_row(seen: Evaluation) -> Row:
-    figures = {name: _finite(value) for name, value in seen.metrics.items()}
-    return {**figures, "accuracy": seen.accuracy, "loss": _finite(seen.loss)}
+    """The trainer's own figures never take the name of a column that there is."""
+    figures = {f"metric_{name}" if name in COLUMNS else name: _finite(value) for name, value in seen.metrics.items()}
+    return {**figures, "accuracy": _finite(seen.accuracy), "loss": _finite(seen.loss)}
 
 
 def most_spent(ledgers: Iterable[Ledger]) -> float | None:
@@ -185,5 +190,5 @@ def _totals(rows: tuple[Row, ...]) -> Totals:
     return Totals(len(rows), max(seen, default=None), rows[-1]["epsilon"] if rows else 0.0)
 
 
-def _finite(value: float) -> float | None:
-    return float(value) if math.isfinite(value) else None
+def _finite(value: float | None) -> float | None:
+    return float(value) if value is not None and math.isfinite(value) else None
