@@ -89,6 +89,16 @@ def test_the_files_of_the_folder_are_played_and_the_results_written(project: Pat
     assert json.loads((out / "result.json").read_text())["accuracy"] == result["accuracy"] == rows[-1]["accuracy"]
 
 
+def test_the_central_model_can_be_left_out_and_the_text_says_why_the_run_ended(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", "--fast", "--no-central"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "3 applied and 0 skipped rounds (all 3 rounds played)" in told
+    assert "all data in one place: not known" in told
+    assert not (project / "simulation" / "central.json").exists()
+
+
 def test_rows_are_written_as_parquet_where_pyarrow_is_installed(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed; pip install pyarrow to test Parquet.")
     assert main(["simulate", "--json", "--fast"]) == 0

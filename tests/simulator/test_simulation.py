@@ -19,8 +19,9 @@ from fedrep.protocol.collusion import Attack, Numbers
 from fedrep.protocol.manifests import SiloName
 from fedrep.protocol.model_state import model_hash
 from fedrep.record_privacy import Stated, TrainingPrivacy
+from fedrep_runtime.model_files import read_model
 from fedrep_runtime.observer_client import ObserverClient
-from fedrep_runtime.run_config import RunConfig, sign_run
+from fedrep_runtime.run_config import RunConfig, StopConfig, sign_run
 from fedrep_runtime.trackers import TrackingSettings
 from fedrep_silo.config import DrillSettings, PolicySettings
 from fedrep_simulator import SimulationResult, simulate
@@ -304,10 +305,57 @@ def test_an_evaluation_that_cannot_be_read_is_told_and_loses_no_round_before_it(
 
 
 @pytest.mark.parametrize("fast", [False, True])
-def test_the_silos_policy_counts_in_a_simulation(fast: bool) -> None:
+def test_the_silos_policy_counts_in_a_simulation_and_the_rounds_until_then_are_kept(fast: bool, tmp_path: Path) -> None:
     terms = Wishes(rounds=5, fast=fast).terms(RunConfig(**RUN), TrainerSettings(), PolicySettings(epsilon_budget=12.0))
     with pytest.raises(FedrepError, match=r"0 silos are left, and a round needs \d+\. silo-0: .*budget"):
         run_simulation(terms, build, central=False)
+    with pytest.raises(FedrepError, match=rf"budget.*\. What was played until then is in {tmp_path}$"):
+        run_simulation(terms, build, out=tmp_path)
+    rows, result = (json.loads((tmp_path / name).read_text()) for name in ("history.json", "result.json"))
+    applied = [row for row in rows if row["outcome"] == "applied"]
+    assert len(applied) == result["rounds_applied"] == 2
+    assert "0 silos are left" in result["ended"]
+    _, model = read_model(tmp_path / "model.safetensors")
+    assert applied[-1]["loss"] == StubTrainer(1000).evaluate(model).loss
+
+
+def test_a_central_model_that_cannot_be_trained_is_a_note(tmp_path: Path) -> None:
+    def central_fails(settings: TrainerSettings) -> StubTrainer:
+        def fail(_number: int) -> None:
+            raise MemoryError("all data in one place")
+
+        return StubTrainer(settings.shard_index, before_training=fail if settings.shard_count == 1 else None)
+
+    result = simulate(central_fails, run=RUN, rounds=2, fast=True, out=tmp_path, compare=True)
+    assert result.summary["central_accuracy"] is None
+    (note,) = result.summary["notes"]
+    assert "there is no central model to compare with: MemoryError: all data in one place" in note
+    assert result.accuracy is not None
+    assert result.comparison is not None
+    assert json.loads((tmp_path / "result.json").read_text())["notes"] == [note]
+
+
+def test_the_results_are_there_before_anything_is_compared_with_them(tmp_path: Path) -> None:
+    def interrupt(_done: int, _rounds: int) -> None:
+        raise KeyboardInterrupt
+
+    terms = Wishes(rounds=2, fast=True).terms(RunConfig(**RUN), TrainerSettings())
+    with pytest.raises(KeyboardInterrupt):
+        run_simulation(terms, build, out=tmp_path, listeners=Listeners(on_central=interrupt))
+    assert json.loads((tmp_path / "result.json").read_text())["rounds_applied"] == 2
+    assert (tmp_path / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_a_run_that_stops_early_is_measured_at_its_end_and_compared_with_as_many_rounds(fast: bool) -> None:
+    run = RunConfig(**RUN, evaluation_interval=10, stop=StopConfig(epsilon_budget=8.0))
+    heard: list[tuple[int, int]] = []
+    listeners = Listeners(on_central=lambda done, rounds: heard.append((done, rounds)))
+    result = run_simulation(Wishes(rounds=30, fast=fast).terms(run, TrainerSettings()), build, listeners=listeners)
+    assert [row["loss"] is None for row in result.history] == [True, False]
+    assert result.history[-1]["loss"] == StubTrainer(1000).evaluate(result.model["weight"]).loss
+    assert result.summary["ended"] == "the epsilon budget of 8 is used up after round 2"
+    assert heard == [(1, 2), (2, 2)]
 
 
 @pytest.mark.parametrize("fast", [False, True])

@@ -46,6 +46,9 @@ def simulate(
     fraction: Annotated[float | None, typer.Option(help="K/d, share of the coordinates sent per round.", min=0, max=1)] = None,
     buffer_size: Annotated[int | None, typer.Option(help="Silos per buffer.", min=2)] = None,
     compare: Annotated[bool, typer.Option("--compare", help="Play it again with the plain mean, and show both.")] = False,
+    central: Annotated[
+        bool, typer.Option("--central/--no-central", help="Train the same model on all data in one place too, to compare with.")
+    ] = True,
     fast: Annotated[bool, typer.Option("--fast", help="Without cryptography; the model is the same to the bit.")] = False,
     private: Annotated[
         bool, typer.Option("--private", help="Train with a record budget of epsilon 8 at delta 1e-5, unless [privacy] says more.")
@@ -96,6 +99,7 @@ def simulate(
                 engine=engine,  # type: ignore[arg-type]  # checked above
                 gpus_per_silo=gpus_per_silo,
                 compare=compare,
+                central=central,
                 out=out,
                 again=again,
                 listeners=listeners,
@@ -143,9 +147,10 @@ def _watched(terms: Terms, view: SimulationView, stack: ExitStack) -> tuple[List
 
 def summary_text(result: Any) -> str:
     width = shutil.get_terminal_size().columns
+    rounds = f"{result['rounds_applied']} applied and {result['rounds_skipped']} skipped rounds ({result['ended']})"
     lines = [
-        f"Accuracy {_figure(result['accuracy'])} (all data in one place: {_figure(result['central_accuracy'])}) after "
-        f"{result['rounds_applied']} applied and {result['rounds_skipped']} skipped rounds; loss {_figure(result['loss'])}.",
+        f"Accuracy {_figure(result['accuracy'])} (all data in one place: {_figure(result['central_accuracy'])}) after {rounds}; "
+        f"loss {_figure(result['loss'])}.",
         f"Traffic of one silo: {result['bytes_up_per_silo'] / 1e6:.2f} MB up, {result['bytes_down_per_silo'] / 1e6:.2f} MB down"
         + (", as `fedrep plan` reckons it: no message was sent." if result["bytes_are"] == "reckoned" else "."),
         f"Epsilon of the proposals: {shown(result['epsilon_total'])} in all. It covers {result['epsilon_covers']}.",

@@ -60,9 +60,9 @@ class SimulationView:
             return
         self._draw(picture(self.title, self._rows, rounds))
 
-    def central(self, done: int) -> None:
+    def central(self, done: int, rounds: int) -> None:
         if not self._quiet:
-            self._draw(Text(f"central model: {done} of {self._terms.run.rounds} rounds"))
+            self._draw(Text(f"central model: {done} of {rounds} rounds"))
 
     def _draw(self, drawn: RenderableType) -> None:
         if self._live is None:

@@ -12,19 +12,17 @@ from typing import Any, Literal
 import structlog
 
 from fedrep.errors import FedrepError, SettingsError
-from fedrep.privacy import COVERS
-from fedrep.record_privacy import COVERS as RECORD_COVERS
 from fedrep_runtime.files import lock_folder
 from fedrep_runtime.run_config import RunConfig
 from fedrep_runtime.trackers import Trackers, check_trackers
-from fedrep_simulator import deployment
 from fedrep_simulator.code_mark import code_mark, user_build
 from fedrep_simulator.engines import Build, Engine, LocalEngine, names_of
-from fedrep_simulator.folder import CODE, MEAN_FOLDER, Row, SimulationFolder, write_history, write_result
-from fedrep_simulator.models import kept_central, state_dict, write_model
-from fedrep_simulator.results import SimulationResult, best, last
+from fedrep_simulator.folder import CODE, MEAN_FOLDER, Row, SimulationFolder, write_history
+from fedrep_simulator.models import kept_central
+from fedrep_simulator.results import SimulationResult
 from fedrep_simulator.server import Written
 from fedrep_simulator.simulation import OnRound, Outputs, Simulation
+from fedrep_simulator.summary import compared, figures, own_result
 from fedrep_simulator.terms import Terms, Wishes, fingerprint
 from fedrep_trainers.settings import TrainerSettings
 from fedrep_trainers.trainer import Trainer
@@ -40,11 +38,11 @@ def _silent(*_: object) -> None:
 @dataclass(frozen=True)
 class Listeners:
     """`on_step` hears what begins, `on_run` which run is played, `on_round` of every round, `on_central` how many rounds of the
-    central model are done."""
+    central model are done, of how many."""
 
     on_step: Callable[[str], None] = _silent
     on_round: OnRound = _silent
-    on_central: Callable[[int], None] = _silent
+    on_central: Callable[[int, int], None] = _silent
     written: Callable[[Simulation], Written] | None = None
     on_run: Callable[[Terms], None] = _silent
 
@@ -147,12 +145,23 @@ def run_simulation(
         main = _played(terms, made, code, out, listeners, again=again)
         if main.was_over:
             listeners.on_step(OVER)
-        figures = kept_central(out, made, terms.run.rounds, listeners) if central else None
+        if main.problem is not None and not main.rows:
+            raise main.problem
+        result = own_result(engine, made, main, [OVER] if main.was_over else [], out)
+        if main.problem is not None:
+            raise _told(main.problem, out)
+        row, note = kept_central(out, made, len(main.rows), listeners) if central else (None, "")
         other = None
         if mean is not None:
             listeners.on_step("the same silos and attackers against the plain mean")
             other = _comparison(mean, made, code, out, listeners, again=again)
-        return _result(terms, engine, made, main, figures, other, out)
+        return compared(result, row, note, other)
+
+
+def _told(problem: FedrepError, out: Path | None) -> FedrepError:
+    if out is None:
+        return problem
+    return FedrepError(f"{str(problem).rstrip('.')}. What was played until then is in {out}", reason=problem.reason)
 
 
 @contextmanager
@@ -226,86 +235,9 @@ def _is_figure(name: str, value: object) -> bool:
 def _comparison(
     terms: Terms, engine: Engine, code: str, out: Path | None, listeners: Listeners, *, again: bool
 ) -> SimulationResult:
+    """A model that attackers have ruined cannot be trained any more: that is the result."""
     place = out / MEAN_FOLDER if out is not None else None
-    simulation: Simulation | None = None
-    problem = ""
-    try:
-        simulation = _played(terms, engine, code, place, listeners, again=again)
-    except FedrepError as error:  # a model that attackers have ruined cannot be trained any more: that is the result
-        if error.reason != "TRAINING_FAILED":
-            raise
-        problem = str(error)
-    rows = list(simulation.rows) if simulation is not None else []
-    summary = _figures(terms, rows) | {"problem": problem}
-    return SimulationResult(rows, {}, summary, folder=place)
-
-
-def _figures(terms: Terms, rows: list[Row]) -> dict[str, Any]:
-    return {
-        "run": terms.run.name,
-        "aggregator": terms.run.aggregator.name,
-        "accuracy": last(rows, "accuracy"),
-        "best_accuracy": best(rows, "accuracy"),
-        "loss": last(rows, "loss"),
-        "rounds_applied": sum(row["outcome"] == "applied" for row in rows),
-        "rounds_skipped": sum(row["outcome"] != "applied" for row in rows),
-    }
-
-
-def _result(
-    terms: Terms,
-    engine_name: EngineName,
-    engine: Engine,
-    main: Simulation,
-    central: Row | None,
-    other: SimulationResult | None,
-    out: Path | None,
-) -> SimulationResult:
-    rows = list(main.rows)
-    arrays, note = state_dict(engine, main.model)
-    traffic = main.sitting.traffic.values()
-    summary: dict[str, Any] = {
-        **_figures(terms, rows),
-        "silos": len(terms.run.silos),
-        "byzantine": terms.byzantine,
-        "attack": terms.attack.name,
-        "engine": engine_name,
-        "cryptography": not terms.fast,
-        "parameters": engine.layout.size,
-        "central_accuracy": central.get("accuracy") if central is not None else None,
-        "mean_accuracy": other.accuracy if other is not None else None,
-        "bytes_up_per_silo": _mean([up for up, _ in traffic]),
-        "bytes_down_per_silo": _mean([down for _, down in traffic]),
-        "bytes_are": "reckoned" if terms.fast else "counted",
-        "epsilon_total": last(rows, "epsilon"),
-        "epsilon_covers": COVERS,
-        **_record_figures(terms, rows),
-        "notes": [*([OVER] if main.was_over else []), *([note] if note else [])],
-    }
-    if out is not None:
-        write_history(out, rows)
-        write_model(out, engine, arrays)
-        deployment.write_files(out, terms)
-        summary["folder"] = str(out)
-    summary["deploy"] = [{"where": where, "commands": lines} for where, lines in deployment.commands(terms, out)]
-    if out is not None:
-        write_result(out, summary | {"comparison": other.summary if other is not None else None, "central": central})
-    return SimulationResult(rows, arrays, summary, central, other, out)
-
-
-def _record_figures(terms: Terms, rows: list[Row]) -> dict[str, Any]:
-    """Only where the silos keep a budget for their records."""
-    budget = terms.trainer.privacy
-    if budget is None:
-        return {}
-    spent = last(rows, "record_epsilon")
-    return {
-        "record_epsilon": spent,
-        "record_delta": budget.delta,
-        "record_budget": budget.epsilon,
-        "record_covers": RECORD_COVERS,
-    }
-
-
-def _mean(values: list[int]) -> int:
-    return round(sum(values) / len(values)) if values else 0
+    simulation = _played(terms, engine, code, place, listeners, again=again)
+    rows = list(simulation.rows)
+    problem = str(simulation.problem) if simulation.problem is not None else ""
+    return SimulationResult(rows, {}, figures(terms, rows) | {"problem": problem}, folder=place)

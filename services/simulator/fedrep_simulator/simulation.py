@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from statistics import fmean
 
@@ -47,7 +48,7 @@ class Outputs:
 
 
 class Simulation:
-    """`play` goes on until the run is over; whatever interrupts it, the rounds that are over are kept."""
+    """`play` goes on until the run is over, or can go on no longer, which is the `problem`. Rounds that are over are kept."""
 
     def __init__(self, terms: Terms, engine: Engine, outputs: Outputs = Outputs()) -> None:  # noqa: B008 - frozen
         self.terms = terms
@@ -59,6 +60,7 @@ class Simulation:
         engine.open_books({name: self.sitting.books.get(name, {}) for name in self.scene.run.silos})
         self.traffic = self.sitting.book()
         self.was_over = self.is_over
+        self.problem: FedrepError | None = None
         self._saved_at = time.monotonic()
 
     def _resumed(self) -> Sitting | None:
@@ -87,6 +89,11 @@ class Simulation:
     def is_over(self) -> bool:
         return self.sitting.standing.progress.state.is_over
 
+    @property
+    def ended(self) -> str:
+        """Why, in words."""
+        return str(self.problem) if self.problem is not None else self.sitting.standing.progress.reason
+
     def play(self) -> None:
         if self.is_over:
             return
@@ -94,6 +101,10 @@ class Simulation:
         try:
             while not self.is_over:
                 self._play_round(play)
+        except FedrepError as error:
+            self.problem = error
+            with suppress(FedrepError):  # it may be what failed
+                self._measure_last(self.rows, self.model)
         finally:
             self._save()
 
@@ -109,6 +120,9 @@ class Simulation:
         row["epsilon"] = most_spent(play.ledgers)
         rows = (*self.rows, row)
         play.conclude(_totals(rows))
+        progress = play.standing.progress
+        if progress.state.is_over:
+            self._measure_last(rows, progress.model.state.vector)
         up, down = (sum(pair) for pair in zip((0, 0), *self.sitting.traffic.values(), strict=True))
         row["bytes_up"], row["bytes_down"] = play.traffic.total.up - up, play.traffic.total.down - down
         row["seconds"] = round(time.monotonic() - started, 3)
@@ -155,6 +169,12 @@ class Simulation:
         if not due or played.closed.update.outcome is not Outcome.APPLIED:
             return {"accuracy": None, "loss": None}
         return measured(self._engine, played.closed.progress.model.state.vector)
+
+    def _measure_last(self, rows: Sequence[Row], model: Vector) -> None:
+        """The model that is left is measured, whichever round it came from."""
+        applied = [row for row in rows if row["outcome"] == Outcome.APPLIED.value]
+        if applied and applied[-1]["accuracy"] is None and applied[-1]["loss"] is None:
+            applied[-1].update(measured(self._engine, model))
 
 
 def measured(engine: Engine, model: Vector) -> Row:
