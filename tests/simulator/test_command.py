@@ -219,3 +219,14 @@ def test_edited_code_is_another_simulation_and_one_that_is_over_says_so(
     assert "holds another simulation (the file with the trainer's code was another)" in capsys.readouterr().err
     assert main([*command, "--again"]) == 0
     assert said not in capsys.readouterr().err
+
+
+def test_an_epsilon_without_guarantee_is_the_word_none(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (project / "client.toml").write_text(CLIENT.partition("[policy]")[0])  # silos with a budget stay away
+    assert main(["simulate", "--fast", "--alpha", "0"]) == 0
+    assert "Epsilon of the proposals: none in all." in " ".join(capsys.readouterr().out.split())
+    result, rows = (json.loads((project / "simulation" / name).read_text()) for name in ("result.json", "history.json"))
+    assert result["epsilon_total"] == "none"
+    assert [row["epsilon"] for row in rows] == ["none"] * 3
+    with (project / "simulation" / "history.csv").open(newline="") as file:
+        assert {row["epsilon"] for row in csv.DictReader(file)} == {"none"}

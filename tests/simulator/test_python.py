@@ -17,6 +17,7 @@ import torch
 import fedrep
 from fedrep_simulator import SimulationResult
 from fedrep_simulator.code_mark import code_mark, user_build
+from fedrep_simulator.folder import told
 from fedrep_trainers import TorchTrainer, TrainerSettings
 from fedrep_trainers.build import build_trainer
 from tests.simulator import problem
@@ -87,3 +88,18 @@ def test_the_code_of_a_function_is_known_by_its_file_or_its_text_or_not_at_all(t
     named = code_mark(user_build("marked_code:made"), TrainerSettings(user_code_dir=tmp_path))
     assert named == code_mark(from_cell(1), settings) != code_mark(from_cell(2), settings)
     assert code_mark(eval("lambda settings: settings"), settings) == ""
+
+
+def test_no_guarantee_is_a_word_and_no_point_of_a_plot() -> None:
+    heard: list[Any] = []
+    ended = fedrep.simulate(
+        build, run=RUN, alpha=0.0, rounds=2, fast=True, central=False, on_round=lambda row, _: heard.append(row["epsilon"])
+    )
+    assert [row["epsilon"] for row in ended.history] == heard == ["none"] * 2
+    (axes,) = ended.plot("epsilon").axes
+    assert [len(line.get_xdata()) for line in axes.lines] == [0]  # type: ignore[arg-type]
+
+
+def test_records_without_guarantee_are_said_to_have_none() -> None:
+    row = {"round": 1, "epsilon": None, "record_epsilon": None, "accuracy": None}
+    assert told([row]) == [row | {"epsilon": "none", "record_epsilon": "none"}]

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedrep.errors import SettingsError
-from fedrep.privacy import shown
 from fedrep_cli.attack_options import attack_options
+from fedrep_cli.epsilon import text
 from fedrep_cli.output import JSON_HELP, complain, emit, stay_up
 from fedrep_cli.simulate_view import SimulationView
 from fedrep_runtime.logging import configure_logging
@@ -153,11 +153,11 @@ def summary_text(result: Any) -> str:
         f"loss {_figure(result['loss'])}.",
         f"Traffic of one silo: {result['bytes_up_per_silo'] / 1e6:.2f} MB up, {result['bytes_down_per_silo'] / 1e6:.2f} MB down"
         + (", as `fedrep plan` reckons it: no message was sent." if result["bytes_are"] == "reckoned" else "."),
-        f"Epsilon of the proposals: {shown(result['epsilon_total'])} in all. It covers {result['epsilon_covers']}.",
+        f"Epsilon of the proposals: {text(result['epsilon_total'])} in all. It covers {result['epsilon_covers']}.",
     ]
     if "record_epsilon" in result:
         budget = f"at delta {result['record_delta']:g}, of {result['record_budget']:g}"
-        lines.append(f"Epsilon of a record: {shown(result['record_epsilon'])} {budget}. It covers {result['record_covers']}.")
+        lines.append(f"Epsilon of a record: {text(result['record_epsilon'])} {budget}. It covers {result['record_covers']}.")
     if result["comparison"] is not None:
         other = result["comparison"]
         end = f" ({other['problem']})" if other["problem"] else ""

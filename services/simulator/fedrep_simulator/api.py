@@ -17,7 +17,7 @@ from fedrep_runtime.run_config import RunConfig
 from fedrep_runtime.trackers import Trackers, check_trackers
 from fedrep_simulator.code_mark import code_mark, user_build
 from fedrep_simulator.engines import Build, Engine, LocalEngine, names_of
-from fedrep_simulator.folder import CODE, MEAN_FOLDER, Row, SimulationFolder, write_history
+from fedrep_simulator.folder import CODE, MEAN_FOLDER, Row, SimulationFolder, told, write_history
 from fedrep_simulator.models import kept_central
 from fedrep_simulator.results import SimulationResult
 from fedrep_simulator.server import Written
@@ -108,7 +108,7 @@ def simulate(
         compare=compare,
         central=central,
         out=place,
-        listeners=Listeners(on_round=on_round),
+        listeners=Listeners(on_round=lambda row, rounds: on_round(told([row])[0], rounds)),
     )
 
 
@@ -238,6 +238,6 @@ def _comparison(
     """A model that attackers have ruined cannot be trained any more: that is the result."""
     place = out / MEAN_FOLDER if out is not None else None
     simulation = _played(terms, engine, code, place, listeners, again=again)
-    rows = list(simulation.rows)
+    rows = told(simulation.rows)
     problem = str(simulation.problem) if simulation.problem is not None else ""
     return SimulationResult(rows, {}, figures(terms, rows) | {"problem": problem}, folder=place)

@@ -14,7 +14,7 @@ import csv
 import io
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -40,6 +40,7 @@ Row = dict[str, Any]
 TERMS, CURRENT, SERVER, ROUNDS = "simulation.json", "current", "server.safetensors", "rounds.json"
 MODEL_FILE, CENTRAL_FILE, RESULT_FILE, MEAN_FOLDER = "model.safetensors", "central.json", "result.json", "plain-mean"
 CODE = "code"  # of the terms
+EPSILONS, NO_GUARANTEE = ("epsilon", "record_epsilon"), "none"
 HISTORY_FILES = ("history.json", "history.csv", "history.parquet")
 
 
@@ -160,15 +161,20 @@ def _progress(path: Path) -> RunProgress:
     )
 
 
+def told(rows: Iterable[Row]) -> list[Row]:
+    """As others read them: no guarantee is the word "none", since a null is easily read as zero."""
+    return [{name: NO_GUARANTEE if value is None and name in EPSILONS else value for name, value in row.items()} for row in rows]
+
+
 def write_history(root: Path, rows: Sequence[Row]) -> None:
-    """As JSON and CSV, and as Parquet where pyarrow is installed."""
+    """As JSON and CSV, and as Parquet where pyarrow is installed, whose columns of numbers hold a null for "none"."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     text = io.StringIO()
     writer = csv.DictWriter(text, columns)
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows(told(rows))
     as_json, as_csv, as_parquet = (root / name for name in HISTORY_FILES)
-    write_atomically(as_json, _json(list(rows)), 0o644)
+    write_atomically(as_json, _json(told(rows)), 0o644)
     write_atomically(as_csv, text.getvalue().encode(), 0o644)
     try:
         import pyarrow

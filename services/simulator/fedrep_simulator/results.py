@@ -54,7 +54,7 @@ class SimulationResult:
         if self.comparison is not None:
             lines["mean"] = self.comparison.history
         for label, rows in lines.items():
-            seen = [(row["round"], row[figure]) for row in rows if row.get(figure) is not None]
+            seen = [(row["round"], row[figure]) for row in rows if isinstance(row.get(figure), int | float)]
             axes.plot([number for number, _ in seen], [value for _, value in seen], label=label)
         if self.central is not None and self.central.get(figure) is not None:
             axes.axhline(self.central[figure], linestyle="--", color="gray", label="all data in one place")

@@ -11,7 +11,7 @@ from fedrep.privacy import COVERS
 from fedrep.record_privacy import COVERS as RECORD_COVERS
 from fedrep_simulator import deployment
 from fedrep_simulator.engines import Engine
-from fedrep_simulator.folder import Row, write_history, write_result
+from fedrep_simulator.folder import Row, told, write_result
 from fedrep_simulator.models import state_dict, write_model
 from fedrep_simulator.results import SimulationResult, best, last
 from fedrep_simulator.simulation import Simulation
@@ -32,7 +32,7 @@ def figures(terms: Terms, rows: list[Row]) -> dict[str, Any]:
 
 def own_result(engine_name: str, engine: Engine, main: Simulation, notes: Sequence[str], out: Path | None) -> SimulationResult:
     """Of the rounds alone, written before anything is compared with them: that takes long, and may fail."""
-    terms, rows = main.terms, list(main.rows)
+    terms, rows = main.terms, told(main.rows)
     arrays, note = state_dict(engine, main.model)
     traffic = main.sitting.traffic.values()
     summary: dict[str, Any] = {
@@ -49,13 +49,12 @@ def own_result(engine_name: str, engine: Engine, main: Simulation, notes: Sequen
         "bytes_up_per_silo": _mean([up for up, _ in traffic]),
         "bytes_down_per_silo": _mean([down for _, down in traffic]),
         "bytes_are": "reckoned" if terms.fast else "counted",
-        "epsilon_total": last(rows, "epsilon"),
+        "epsilon_total": rows[-1]["epsilon"],
         "epsilon_covers": COVERS,
         **_record_figures(terms, rows),
         "notes": [*notes, *([note] if note else [])],
     }
     if out is not None:
-        write_history(out, rows)
         write_model(out, engine, arrays)
         deployment.write_files(out, terms)
         summary["folder"] = str(out)
@@ -85,9 +84,8 @@ def _record_figures(terms: Terms, rows: list[Row]) -> dict[str, Any]:
     budget = terms.trainer.privacy
     if budget is None:
         return {}
-    spent = last(rows, "record_epsilon")
     return {
-        "record_epsilon": spent,
+        "record_epsilon": rows[-1]["record_epsilon"],
         "record_delta": budget.delta,
         "record_budget": budget.epsilon,
         "record_covers": RECORD_COVERS,
