@@ -231,6 +231,8 @@ def test_the_attackers_know_each_others_updates_and_no_others() -> None:
         ({"byzantine": 1, "attack": "nonfinite"}, "kind = 'huge'"),
         ({"byzantine": 1, "attack": "allie"}, "there is no attack 'allie'"),
         ({"byzantine": 1}, "no attack: add --attack"),
+        ({"attack": "foe"}, "--attack needs --byzantine"),
+        ({"attack_options": {"x": 3}}, "--attack needs --byzantine"),
         ({"byzantine": 1, "attack": "foe", "attack_options": {"z": 1}}, "no option 'z'; it has epsilon"),
         ({"byzantine": 8, "attack": "foe"}, "leave nobody honest"),
         ({"byzantine": 5, "attack": "alie"}, "honest majority"),

@@ -127,6 +127,8 @@ class Wishes:
     private: bool = False
 
     def terms(self, run: RunConfig | None, trainer: TrainerSettings, policy: PolicySettings | None = None) -> Terms:
+        if (self.attack or self.attack_options) and not self.byzantine:
+            raise SettingsError("--attack needs --byzantine: say how many of the silos attack")
         if self.private and trainer.privacy is None:
             trainer = trainer.model_copy(update={"privacy": PrivacySettings(epsilon=PRIVATE_EPSILON, delta=PRIVATE_DELTA)})
         return Terms(
