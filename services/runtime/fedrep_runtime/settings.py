@@ -34,7 +34,18 @@ def load_settings(cls: type[T], path: Path | None, env_prefix: str, environ: Map
     from_environment = _read_environment(prefix, os.environ if environ is None else environ)
     origin = _Origin(path, prefix, from_environment)
     tree, unknown = _without_unknown(cls, _merged(from_file, from_environment), ())
-    sentences = [f"`{'.'.join(location)}` ({origin.of(location)}) is not a setting.{hint}" for location, hint in unknown.items()]
+    return _validated(cls, tree, origin, _unknown_sentences(unknown, origin))
+
+
+def checked_settings(cls: type[T], values: Mapping[str, Any]) -> T:
+    """What was asked for on a command line or in Python, with the sentences of a file's."""
+    origin = _Origin(None, "", {}, "as asked for")
+    tree, unknown = _without_unknown(cls, dict(values), ())
+    return _validated(cls, tree, origin, _unknown_sentences(unknown, origin))
+
+
+def _validated(cls: type[T], tree: Tree, origin: _Origin, sentences: list[str]) -> T:
+    """`sentences` are the problems that are known already."""
     try:
         settings = cls.model_validate(tree, extra="forbid")
     except ValidationError as error:
@@ -45,6 +56,10 @@ def load_settings(cls: type[T], path: Path | None, env_prefix: str, environ: Map
         # Raised outside the except block: pydantic's error repeats the values, and a value can be a password.
         raise SettingsError(f"Your settings have {count}; please correct and start again:{lines}")
     return settings
+
+
+def _unknown_sentences(unknown: Mapping[tuple[str, ...], str], origin: _Origin) -> list[str]:
+    return [f"`{'.'.join(location)}` ({origin.of(location)}) is not a setting.{hint}" for location, hint in unknown.items()]
 
 
 def _read_toml(path: Path) -> Tree:
@@ -100,11 +115,12 @@ class _Origin:
     path: Path | None
     prefix: str
     from_environment: Tree
+    otherwise: str = "the defaults"
 
     def of(self, location: tuple[str, ...]) -> str:
         if _holds(self.from_environment, location):
             return f"environment variable {self.variable(location)}"
-        return str(self.path or "the defaults")
+        return str(self.path or self.otherwise)
 
     def variable(self, location: tuple[str, ...]) -> str:
         return self.prefix + "__".join(location).upper()

@@ -19,7 +19,7 @@ from fedrep.protocol.goals import Goals
 from fedrep.protocol.manifests import RecordPromise, RunManifest
 from fedrep.protocol.model_state import model_hash
 from fedrep_runtime.run_config import AggregatorConfig, RunConfig
-from fedrep_runtime.settings import load_settings
+from fedrep_runtime.settings import checked_settings, load_settings
 from fedrep_runtime.trackers import TrackingSettings
 from fedrep_silo.config import PolicySettings, load_silo_settings
 from fedrep_simulator.attackers import Coalition
@@ -157,7 +157,7 @@ class Wishes:
         elif "byzantine_count" not in run.model_fields_set:
             changes["byzantine_count"] = self.byzantine
         # Through the class once more, so that what was changed is checked as if it stood in the file.
-        return RunConfig.model_validate({**run.model_dump(exclude_unset=True), **_plain(changes)})
+        return checked_settings(RunConfig, {**run.model_dump(exclude_unset=True), **_plain(changes)})
 
 
 def _plain(changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -180,7 +180,7 @@ def read_files(wishes: Wishes, trainer: str | None, client_file: Path | None = N
     settings = load_silo_settings(client)
     if trainer is not None:
         code = {"user_code": trainer, "user_code_dir": settings.trainer.user_code_dir or Path.cwd()}
-        settings = settings.model_copy(update={"trainer": TrainerSettings.model_validate(_given(settings.trainer) | code)})
+        settings = settings.model_copy(update={"trainer": checked_settings(TrainerSettings, _given(settings.trainer) | code)})
     run_path = run_file if run_file is not None else RUN_FILE if RUN_FILE.exists() else None
     run = load_settings(RunConfig, run_path, "FEDREP_RUN") if run_path is not None else None
     terms = wishes.terms(run, settings.trainer, settings.policy)
