@@ -77,6 +77,9 @@ def test_the_operators_guide_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for round_number in range(30):
         model = trainer.train(model, round_number).model
     assert trainer.evaluate(model).loss < before.loss
+    shards = [settings.model_copy(update={"shard_index": index, "shard_count": 2}) for index in (0, 1)]
+    one, other = (build_trainer(shard).train(trainer.initial(), 0).model for shard in shards)
+    assert not np.array_equal(one, other), "simulated silos have data of their own"
     assert TrainerSettings(**tomllib.loads(built_in)["trainer"]).model == "resnet20"
 
 
