@@ -103,3 +103,42 @@ def test_no_guarantee_is_a_word_and_no_point_of_a_plot() -> None:
 def test_records_without_guarantee_are_said_to_have_none() -> None:
     row = {"round": 1, "epsilon": None, "record_epsilon": None, "accuracy": None}
     assert told([row]) == [row | {"epsilon": "none", "record_epsilon": "none"}]
+
+
+def test_a_run_without_name_and_silos_is_the_simulations_own() -> None:
+    ended = fedrep.simulate(
+        build, silos=6, run={"fraction": 0.2, "aggregator": {"name": "mean"}}, rounds=1, fast=True, central=False
+    )
+    assert (ended.summary["run"], ended.summary["silos"], ended.summary["aggregator"]) == ("simulation", 6, "mean")
+
+
+@pytest.mark.parametrize(
+    ("wish", "said"),
+    [
+        ({"engine": "spark"}, "there is no engine 'spark'; choose local or ray"),
+        ({"run": {"rouns": 3}}, r"`rouns` \(as asked for\) is not a setting. Did you mean `rounds`\?"),
+        ({"settings": {"learning_rate": -1}}, r"`learning_rate` \(as asked for\): input should be greater than or equal to 0"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_told_before_anything_is_built(wish: dict[str, Any], said: str) -> None:
+    def unwanted(_settings: TrainerSettings) -> TorchTrainer:
+        raise AssertionError("nothing should be built")
+
+    with pytest.raises(fedrep.errors.SettingsError, match=said):
+        fedrep.simulate(unwanted, **wish)
+
+
+def test_again_plays_anew_from_python(tmp_path: Path) -> None:
+    heard: list[int] = []
+    for again in (False, False, True):
+        fedrep.simulate(
+            build,
+            run=RUN,
+            rounds=2,
+            fast=True,
+            central=False,
+            out=tmp_path,
+            again=again,
+            on_round=lambda row, _: heard.append(row["round"]),
+        )
+    assert heard == [1, 2, 1, 2]

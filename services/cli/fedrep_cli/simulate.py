@@ -69,8 +69,6 @@ def simulate(
     from fedrep_simulator.api import Listeners, build_trainer_of, run_simulation
     from fedrep_simulator.terms import Wishes, read_files
 
-    if engine not in ("local", "ray"):
-        raise SettingsError(f"there is no engine {engine!r}; choose local or ray")
     wishes = Wishes(
         silos=silos,
         rounds=rounds,
@@ -96,7 +94,7 @@ def simulate(
             result = run_simulation(
                 terms,
                 build_trainer_of(terms.trainer),
-                engine=engine,  # type: ignore[arg-type]  # checked above
+                engine=engine,  # type: ignore[arg-type]  # checked there
                 gpus_per_silo=gpus_per_silo,
                 compare=compare,
                 central=central,

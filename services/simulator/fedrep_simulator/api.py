@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import structlog
 
 from fedrep.errors import FedrepError, SettingsError
 from fedrep_runtime.files import lock_folder
 from fedrep_runtime.run_config import RunConfig
+from fedrep_runtime.settings import checked_settings
 from fedrep_runtime.trackers import Trackers, check_trackers
 from fedrep_simulator.code_mark import code_mark, user_build
 from fedrep_simulator.engines import Build, Engine, LocalEngine, names_of
@@ -69,20 +70,21 @@ def simulate(
     engine: EngineName = "local",
     gpus_per_silo: float = 0.0,
     out: str | Path | None = None,
+    again: bool = False,
     on_round: OnRound = _silent,
 ) -> SimulationResult:
     """Play a federation of `silos` in this process and return what came of it.
 
     `build` makes a silo's trainer from its settings, of which `shard_index` and `shard_count` differ from silo to silo; it is the
     function that `user_code` names in a silo's TOML, or that name itself. `settings` are the `[trainer]` table and `run` the
-    run's terms (run.toml), each with the service's defaults. The last `byzantine` silos attack. `fast` leaves the cryptography
-    out, and changes no bit of the model; `private` trains with a record budget of epsilon 8 at delta 1e-5. With `out` the
-    simulation is kept there: after an interruption the same call goes on.
+    run's terms (run.toml), each with the service's defaults; a run without a name or silos has those of a simulation. The last
+    `byzantine` silos attack. `fast` leaves the cryptography out, and changes no bit of the model; `private` trains with a record
+    budget of epsilon 8 at delta 1e-5. With `out` the simulation is kept there: after an interruption the same call goes on, and
+    `again` begins anew.
     """
-    trainer = settings if isinstance(settings, TrainerSettings) else TrainerSettings(**(settings or {}))
+    trainer = settings if isinstance(settings, TrainerSettings) else checked_settings(TrainerSettings, settings or {})
     if isinstance(build, str):
         trainer = trainer.model_copy(update={"user_code": build, "user_code_dir": trainer.user_code_dir or Path.cwd()})
-    config = run if isinstance(run, RunConfig) or run is None else RunConfig(**run)
     wishes = Wishes(
         silos=silos,
         rounds=rounds,
@@ -98,7 +100,7 @@ def simulate(
         private=private,
     )
     made = build_trainer_of(trainer) if isinstance(build, str) else build
-    terms = wishes.terms(config, trainer)
+    terms = wishes.terms(run if isinstance(run, RunConfig) else wishes.run_config(run or {}), trainer)
     place = Path(out) if out is not None else None
     return run_simulation(
         terms,
@@ -108,6 +110,7 @@ def simulate(
         compare=compare,
         central=central,
         out=place,
+        again=again,
         listeners=Listeners(on_round=lambda row, rounds: on_round(told([row])[0], rounds)),
     )
 
@@ -134,6 +137,7 @@ def run_simulation(
     listeners: Listeners = Listeners(),  # noqa: B008 - frozen
 ) -> SimulationResult:
     """The run, then the plain mean and the central model if they are wanted; all of it resumes in `out`."""
+    _check_engine(engine, gpus_per_silo)
     listeners.on_step(f"building {len(terms.run.silos)} trainers")
     mean = terms.with_plain_mean().checked() if compare else None
     check_trackers(terms.tracking)
@@ -186,6 +190,13 @@ def _owned(out: Path | None) -> Iterator[None]:
         yield
 
 
+def _check_engine(name: str, gpus_per_silo: float) -> None:
+    if name not in get_args(EngineName):
+        raise SettingsError(f"there is no engine {name!r}; choose {' or '.join(get_args(EngineName))}")
+    if gpus_per_silo and name == "local":
+        raise SettingsError("shares of a GPU are Ray's to give out: add --engine ray, or leave --gpus-per-silo out")
+
+
 @contextmanager
 def _engine(name: EngineName, build: Build, terms: Terms, gpus_per_silo: float) -> Iterator[Engine]:
     silos = names_of(terms.run.silos)
@@ -195,8 +206,6 @@ def _engine(name: EngineName, build: Build, terms: Terms, gpus_per_silo: float) 
 
         made = RayEngine(build, terms.trainer, silos, gpus_per_silo)
     else:
-        if gpus_per_silo:
-            raise SettingsError("shares of a GPU are Ray's to give out: add --engine ray, or leave --gpus-per-silo out")
         made = LocalEngine(build, terms.trainer, silos)
     try:
         yield made

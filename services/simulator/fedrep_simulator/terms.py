@@ -141,8 +141,12 @@ class Wishes:
             self.fast,
         ).checked()
 
+    def run_config(self, given: Mapping[str, Any]) -> RunConfig:
+        """A run of its own, unless a name and silos are given."""
+        return checked_settings(RunConfig, {"name": "simulation", "silos": silo_names(self.silos or SILOS), **given})
+
     def _run(self, given: RunConfig | None) -> RunConfig:
-        run = given if given is not None else RunConfig(name="simulation", silos=silo_names(self.silos or SILOS))
+        run = given if given is not None else self.run_config({})
         changes: dict[str, Any] = {}
         if self.silos is not None and self.silos != len(run.silos):
             changes["silos"] = silo_names(self.silos)
