@@ -27,7 +27,7 @@ from fedrep_silo.config import DrillSettings, PolicySettings
 from fedrep_simulator import SimulationResult, simulate
 from fedrep_simulator.api import Listeners, run_simulation
 from fedrep_simulator.attackers import Coalition
-from fedrep_simulator.folder import Row
+from fedrep_simulator.folder import Row, write_result
 from fedrep_simulator.seeds import SiloDice, seed_bytes
 from fedrep_simulator.simulation import COLUMNS
 from fedrep_simulator.terms import Wishes
@@ -289,6 +289,13 @@ def test_figures_that_are_no_plain_numbers_are_kept_as_numbers_or_as_none(tmp_pa
 
     for path in tmp_path.rglob("*.json"):
         json.loads(path.read_text(), parse_constant=refused)
+
+
+def test_what_others_read_holds_no_nan_and_a_trainers_options_may(tmp_path: Path) -> None:
+    settings = {"options": {"missing": float("nan")}}
+    assert simulate(build, settings=settings, run=RUN, rounds=1, fast=True, central=False, out=tmp_path).accuracy is not None
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_result(tmp_path, {"accuracy": float("nan")})
 
 
 def test_metrics_named_like_our_columns_stand_beside_them() -> None:

@@ -77,7 +77,7 @@ class SimulationFolder:
             (self.root / name).unlink(missing_ok=True)
         for old in (*self.root.glob("round-*"), self.root / MEAN_FOLDER):
             shutil.rmtree(old, ignore_errors=True)
-        write_atomically(path, _json({"fingerprint": mark, "terms": described}, allow_nan=True), 0o644)
+        write_atomically(path, _json({"fingerprint": mark, "terms": described}, own=True), 0o644)
 
     def save(self, sitting: Sitting) -> None:
         progress = sitting.standing.progress
@@ -91,7 +91,8 @@ class SimulationFolder:
             folder.save_journal(state.journal)
             folder.save_memory(state.memory, state.trainer)
         write_atomically(target / SERVER, _server_bytes(progress))
-        write_atomically(target / ROUNDS, _json({"rows": sitting.rows, "traffic": sitting.traffic, "books": sitting.books}))
+        kept = {"rows": sitting.rows, "traffic": sitting.traffic, "books": sitting.books}
+        write_atomically(target / ROUNDS, _json(kept, own=True))
         write_atomically(self.root / CURRENT, name.encode())
         for old in self.root.glob("round-*"):
             if old.name != name:
@@ -190,8 +191,9 @@ def write_result(root: Path, result: Mapping[str, Any]) -> None:
     write_atomically(root / RESULT_FILE, _json(result), 0o644)
 
 
-def _json(value: object, *, allow_nan: bool = False) -> bytes:
-    return (json.dumps(value, indent=1, allow_nan=allow_nan) + "\n").encode()
+def _json(value: object, *, own: bool = False) -> bytes:
+    """Others may read no NaN, which is no JSON; what only a simulation reads may hold one, such as an option of a trainer."""
+    return (json.dumps(value, indent=1, allow_nan=own) + "\n").encode()
 
 
 def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
