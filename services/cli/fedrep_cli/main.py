@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from fedrep.errors import FedrepError
-from fedrep_cli.output import complain, stdout_for_results
+from fedrep_cli.output import ReaderGoneError, complain, stdout_for_results
 from fedrep_runtime.ciphers import prefer_tls13
 
 
@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code = _main(argv)
         sys.stdout.flush()
-    except BrokenPipeError:
+    except (BrokenPipeError, ReaderGoneError):
         return _reader_gone()
     if argv is None:
         end_over_training(code)
@@ -123,7 +123,7 @@ def _main(argv: Sequence[str] | None) -> int:
         return _run(program, COMMANDS[name], rest)
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:
+    except (BrokenPipeError, ReaderGoneError):
         raise
     except Exception as error:
         if os.environ.get("FEDREP_DEBUG"):

@@ -30,6 +30,10 @@ JSON_HELP = "Print the result as one JSON object."
 _results: list[TextIO] = []  # where results go while stdout is kept for them
 
 
+class ReaderGoneError(Exception):
+    """Nobody reads the results any more. An OSError would not reach `main`: typer ends the process over a broken pipe."""
+
+
 @contextmanager
 def stdout_for_results() -> Iterator[None]:
     """Whatever else is printed meanwhile goes to stderr: a `print` in a user's trainer must not break the JSON."""
@@ -52,7 +56,10 @@ def emit(
     the terminal are folded at words unless `fold` is off, as for what programs read."""
     if as_json:
         text = harmless_json(json.dumps(result, ensure_ascii=False, allow_nan=False, default=_plain))
-        print(text, file=_results[-1] if _results else sys.stdout, flush=True)
+        try:
+            print(text, file=_results[-1] if _results else sys.stdout, flush=True)
+        except BrokenPipeError as error:
+            raise ReaderGoneError from error
         return
     drawn = render(harmless_all(result))
     if isinstance(drawn, str):

@@ -52,7 +52,9 @@ class RunConfig(Section):
     name: str = Field(description="unique on the server")
     silos: tuple[str, ...] = Field(description="names of the silos allowed to take part")
     rounds: int = Field(default=100, ge=1, description="number of the last round; applied and skipped ones both count")
-    fraction: float = Field(default=0.05, gt=0, le=1, description="K/d, share of the coordinates that is sent per round")
+    fraction: float = Field(
+        default=0.05, gt=0, allow_inf_nan=False, description="K/d, share of the coordinates that is sent per round"
+    )
     alpha: float = Field(default=0.5, ge=0, le=1, description="share of random coordinates in each proposal")
     buffer_size: int = Field(default=2, ge=1, description="s, silos per buffer")
     reshuffle_every: int = Field(
