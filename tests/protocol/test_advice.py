@@ -137,3 +137,9 @@ def test_whoever_does_what_is_suggested_has_a_run_that_works(
 def test_sizes_that_make_no_sense_are_answered_too(silos: int) -> None:
     run = replace(run_manifest(8, MODEL), silos=names(silos))
     assert f"{silos} silos: a run has between 2 and {MAX_HOLDERS}" in advise(run).sentence
+
+
+@pytest.mark.parametrize("fraction", [float("inf"), float("nan"), 0.0])
+def test_a_share_of_the_coordinates_is_a_finite_number_above_zero(fraction: float) -> None:
+    with pytest.raises(ValueError, match="fraction"):
+        config(4, fraction=fraction)
