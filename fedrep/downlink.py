@@ -97,17 +97,11 @@ def _changed(
         raise InvalidInputError(f"{where.size} coordinates need as many values, but the update has {values.size}.")
     before = model[where]
     with np.errstate(over="ignore", invalid="ignore"):
-        changed = _normal(_normal(before) - values)
+        changed = before - values
     if not np.isfinite(changed).all():
         first = int(where[np.argmin(np.isfinite(changed))])
         raise NonFiniteError(f"Applying the update makes parameter {first} of the model infinite or NaN; it is not applied.")
     return where, before, changed
-
-
-def _normal(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Zero for subnormal numbers: a process may take them for zero, by a library's setting, and all must get the same model."""
-    small = np.abs(values) < _FLOAT32.smallest_normal
-    return np.where(small, np.float32(0), values) if small.any() else values
 
 
 def _linear(wanted: NDArray[np.float64], kind: type[np.signedinteger[Any]]) -> tuple[NDArray[Any], np.float32]:

@@ -94,14 +94,6 @@ def test_applying_subtracts_on_the_set_and_leaves_the_given_model_alone() -> Non
     assert model.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 
-def test_subnormal_numbers_become_zero_so_that_a_process_that_flushes_them_gets_the_same_model() -> None:
-    least = np.finfo(np.float32).smallest_normal
-    model = np.array([1e-40, -1e-40, 1.5 * least, 1e-40, 1.0], np.float32)
-    following = apply_update(model, [0, 1, 2], np.array([0.0, least, least], np.float32))
-    wanted = np.array([0.0, -least, 0.0, model[3], 1.0], np.float32)
-    np.testing.assert_array_equal(following.view(np.uint32), wanted.view(np.uint32))
-
-
 def test_an_update_that_would_make_the_model_infinite_is_not_applied() -> None:
     model = np.array([0.0, -3e38], dtype=np.float32)
     with pytest.raises(NonFiniteError, match="parameter 1"):
