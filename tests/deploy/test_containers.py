@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.deploy.chart import REPOSITORY
-from tests.images.containers import AS_FIRST, apart, end, own_network
+from tests.images.containers import AS_FIRST, CHROOT, apart, end, own_network
 from tests.images.engine import engine
 
 pytestmark = pytest.mark.skipif(
@@ -31,7 +31,7 @@ def script_in(folder: Path, script: str) -> str:
     for above in folder.parents:
         if above.is_relative_to(top) and above != top:
             above.chmod(above.stat().st_mode | 0o055)
-    return AS_FIRST % f"chroot --userspec=10001:0 / sh -c {script!r}"
+    return AS_FIRST % f"{CHROOT} --userspec=10001:0 / sh -c {script!r}"
 
 
 def only_child(pid: int) -> int:

@@ -207,6 +207,8 @@ def apart(script: str, network: int | None = None) -> list[str]:
     return ["setpriv", "--pdeathsig", "KILL", *entered, *first]
 
 
+# Not everybody who is root has the folders of its tools on the PATH.
+CHROOT = shutil.which("chroot", path=f"{os.environ['PATH']}:/usr/sbin:/sbin") or "chroot"
 # Passes on the request to end, and ends with the code of what it has started.
 AS_FIRST = """%s & child=$!
 trap 'kill -TERM "$child" 2>/dev/null || true' TERM
@@ -231,7 +233,7 @@ class Container:
             steps += [made, f"mount --bind {shlex.quote(str(source))} {place}"]
         steps += [f"mount -t proc proc {root}/proc", f"mount --rbind /dev {root}/dev", f"mount -o remount,bind,ro {root}"]
         given = [f"{key}={value}" for key, value in {**self.environment, **(variables or {})}.items()]
-        start = shlex.join(["chroot", f"--userspec={self.user}", str(self.root), "/usr/bin/env", "-i", *given, *arguments])
+        start = shlex.join([CHROOT, f"--userspec={self.user}", str(self.root), "/usr/bin/env", "-i", *given, *arguments])
         return apart("\n".join([*steps, AS_FIRST % start]), self.network)
 
     def run(self, *arguments: str, seconds: float = 60) -> subprocess.CompletedProcess[str]:
