@@ -29,7 +29,7 @@ $(STAMPS)/installed: $(STAMPS)/python pyproject.toml constraints.txt
 	@echo "setup: fetching and installing torch, the largest part; minutes on a slow line"
 	@$(PIP) install --quiet torch==2.13.0
 	@echo "setup: installing FedREP and everything else that it uses; minutes on a slow machine"
-	@$(PIP) install --quiet --editable '.[server,client,dashboard,lab,speed,huggingface,onnx,mlflow,tensorboard,wandb,dev]'
+	@$(PIP) install --quiet --editable '.[server,client,dashboard,lab,speed,huggingface,onnx,parquet,ray,mlflow,tensorboard,wandb,dev]'
 	@touch $@
 
 WEB_SOURCES := $(shell find dashboard/web -type f -not -path '*/node_modules/*' 2>/dev/null)

@@ -100,7 +100,7 @@ def test_the_central_model_can_be_left_out_and_the_text_says_why_the_run_ended(
 
 
 def test_rows_are_written_as_parquet_where_pyarrow_is_installed(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed; pip install pyarrow to test Parquet.")
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed; pip install 'fedrep[parquet]' to test it.")
     assert main(["simulate", "--json", "--fast"]) == 0
     table = parquet.read_table(project / "simulation" / "history.parquet")
     assert table.column("round").to_pylist() == [1, 2, 3]
