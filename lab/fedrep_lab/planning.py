@@ -1,4 +1,4 @@
-"""What a run would still have to do, and how long that takes."""
+"""What a run would still have to do, how long that takes, and how long what is done has taken."""
 
 from __future__ import annotations
 
@@ -21,12 +21,15 @@ def planned(experiments: Sequence[Experiment], plan: Plan, *, measure: bool = Fa
     finished = [one for name in (tuning.NAME, *(e.name for e in experiments)) for one in folder.load(name, plan.preset)]
     estimates = Estimates.of(finished)
     tuned = by_key(one for one in finished if one.experiment == tuning.NAME)
+    took = {one.cell.key(): one.cpu_seconds for one in finished}
     counted: set[str] = set()  # what experiments share is run once
     rows: list[dict[str, Any]] = []
     tried = {cell.key(): cell for experiment in experiments for cell in experiment.tuning(plan.preset, plan.changes)}
     for name, cells in [(tuning.NAME, list(tried.values()))] + [(e.name, _cells(e, plan, tuned)) for e in experiments]:
-        missing = [cell for cell in cells if cell.key() not in counted and not folder.has(name, plan.preset, cell)]
-        counted |= {cell.key() for cell in missing}
+        fresh = [cell for cell in cells if cell.key() not in counted]
+        counted |= {cell.key() for cell in fresh}
+        missing = [cell for cell in fresh if cell.key() not in took]
+        spent = sum(took.get(cell.key(), 0.0) for cell in fresh)
         seconds, unknown = 0.0, 0
         for cell in missing:
             if cell.task in TASKS:
@@ -45,6 +48,7 @@ def planned(experiments: Sequence[Experiment], plan: Plan, *, measure: bool = Fa
                 "unknown": unknown,
                 "seconds_per_cell": round(seconds / max(1, len(missing) - unknown), 1),
                 "core_hours": round(seconds / 3600, 2),
+                "spent_core_hours": round(spent / 3600, 2),
             }
         )
     hours = sum(float(row["core_hours"]) for row in rows)
@@ -54,6 +58,7 @@ def planned(experiments: Sequence[Experiment], plan: Plan, *, measure: bool = Fa
         "left": sum(row["left"] for row in rows),
         "unknown": sum(row["unknown"] for row in rows),
         "core_hours": round(hours, 2),
+        "spent_core_hours": round(sum(float(row["spent_core_hours"]) for row in rows), 2),
         "jobs": plan.processes,
         "hours": round(hours / plan.processes, 2),
     }

@@ -149,7 +149,20 @@ def test_a_plan_counts_what_is_left_and_takes_its_seconds_from_finished_cells(tm
     assert (tried["left"], tried["unknown"]) == (4, 0)
     assert ResultFolder(tmp_path).load("rings", "smoke") == [], "a trial leaves nothing behind"
     run_experiments(experiments, plan, QUIET)
-    assert planned(experiments, plan)["left"] == 0
+    after = planned(experiments, plan)
+    assert (after["left"], after["core_hours"]) == (0, 0.0)
+
+
+def test_a_plan_says_what_finished_cells_took_and_counts_a_shared_one_once(tmp_path: Path) -> None:
+    tables = {"title": "t", "where": "w", "claim": "c", "verdict": "alpha", "grid": {"seed": [0, 1]}}
+    experiments = [experiment_from(name, tables) for name in ("one", "other")]
+    folder, plan = ResultFolder(tmp_path), Plan("smoke", tmp_path)
+    outcome = {"parameters": 1, "metrics": {}, "history": [], "seconds": 9000.0, "cpu_seconds": 3600.0}
+    for experiment in experiments:
+        folder.save(experiment.name, "smoke", experiment.cells("smoke")[0], outcome)
+    shown = planned(experiments, plan)
+    assert (shown["left"], shown["spent_core_hours"]) == (1, 1.0)
+    assert [row["spent_core_hours"] for row in shown["experiments"] if row["experiment"] != "tuning"] == [1.0, 0.0]
 
 
 def test_an_update_of_eight_bits_reaches_the_model_that_real_numbers_reach_up_to_what_the_server_still_owes() -> None:

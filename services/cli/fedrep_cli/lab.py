@@ -152,12 +152,13 @@ def _listing(result: Mapping[str, Any]) -> Any:
 def _plan(result: Mapping[str, Any]) -> Any:
     from rich.table import Table
 
-    table = Table("experiment", "cells", "left", "s per cell", "core hours", title=f"preset {result['preset']}")
+    table = Table("experiment", "cells", "left", "s per cell", "core hours", "spent", title=f"preset {result['preset']}")
     for row in result["experiments"]:
         left = f"{row['left']} ({row['unknown']} unknown)" if row["unknown"] else str(row["left"])
-        table.add_row(row["experiment"], str(row["cells"]), left, f"{row['seconds_per_cell']:g}", f"{row['core_hours']:g}")
+        times = (f"{row[name]:g}" for name in ("seconds_per_cell", "core_hours", "spent_core_hours"))
+        table.add_row(row["experiment"], str(row["cells"]), left, *times)
     hours = f"{result['core_hours']:g} core hours, {result['hours']:g} hours with {result['jobs']} jobs"
-    table.caption = f"{result['left']} cells left: {hours}"
+    table.caption = f"{result['left']} cells left: {hours}; the others took {result['spent_core_hours']:g} core hours"
     if result["unknown"]:
         table.caption += f"; {result['unknown']} of kinds that nobody has run yet are not counted: --measure tries them"
     return table
