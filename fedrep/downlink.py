@@ -20,6 +20,8 @@ from fedrep.sparsify import ascending
 DOWNLINK_BITS = (8, 16, 32)
 _LEVELS: dict[int, type[np.signedinteger[Any]]] = {8: np.int8, 16: np.int16}
 _FLOAT32 = np.finfo(np.float32)
+_SIGN = np.uint32(1 << 31)
+_TINY = np.float32(2.0**-100).view(np.uint32)
 # Every product of a level with this scale is still a finite float32.
 _LARGEST_SCALE = np.nextafter(np.float32(_FLOAT32.max / 32768), np.float32(0))
 
@@ -96,12 +98,45 @@ def _changed(
     if values.shape != where.shape:
         raise InvalidInputError(f"{where.size} coordinates need as many values, but the update has {values.size}.")
     before = model[where]
-    with np.errstate(over="ignore", invalid="ignore"):
-        changed = before - values
+    changed = _difference(before, values)
     if not np.isfinite(changed).all():
         first = int(where[np.argmin(np.isfinite(changed))])
         raise NonFiniteError(f"Applying the update makes parameter {first} of the model infinite or NaN; it is not applied.")
     return where, before, changed
+
+
+def _difference(left: NDArray[np.float32], right: NDArray[np.float32]) -> NDArray[np.float32]:
+    """left - right as IEEE arithmetic rounds it, also in a process in which a library takes subnormal numbers for zero."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        result = left - right
+    tiny = (_magnitude(left) < _TINY) & (_magnitude(right) < _TINY)  # elsewhere no subnormal number has a part in it
+    if tiny.any():
+        result[tiny] = _tiny_difference(left[tiny], right[tiny])
+    return result
+
+
+def _tiny_difference(left: NDArray[np.float32], right: NDArray[np.float32]) -> NDArray[np.float32]:
+    """In whole multiples of the least float32, which int64 and float64 hold exactly for numbers below `_TINY`."""
+    steps = _in_steps(left) - _in_steps(right)
+    subnormal = np.abs(steps) < 1 << 23
+    rounded = (np.where(subnormal, 0, steps) * 2.0**-149).astype(np.float32)
+    bits = np.where(subnormal, np.abs(steps).astype(np.uint32), rounded.view(np.uint32))
+    negative = (steps < 0) | ((left.view(np.uint32) == _SIGN) & (right.view(np.uint32) == 0))  # -0 - 0 is -0
+    return np.where(negative, bits | _SIGN, bits).view(np.float32)
+
+
+def _in_steps(values: NDArray[np.float32]) -> NDArray[np.int64]:
+    magnitude = _magnitude(values)
+    exponent = np.maximum(magnitude >> 23, 1).astype(np.int64)
+    fraction = (magnitude & 0x7FFFFF).astype(np.int64) | np.where(magnitude >> 23, 1 << 23, 0)
+    steps: NDArray[np.int64] = fraction << (exponent - 1)
+    steps[np.signbit(values)] *= -1
+    return steps
+
+
+def _magnitude(values: NDArray[np.float32]) -> NDArray[np.uint32]:
+    """The bits without the sign, in the order of the absolute values."""
+    return values.view(np.uint32) & ~_SIGN
 
 
 def _linear(wanted: NDArray[np.float64], kind: type[np.signedinteger[Any]]) -> tuple[NDArray[Any], np.float32]:

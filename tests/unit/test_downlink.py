@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from numpy.typing import NDArray
 
 from fedrep.downlink import apply_update, decode_update, encode_update
 from fedrep.errors import InvalidInputError, NonFiniteError
@@ -92,6 +94,31 @@ def test_applying_subtracts_on_the_set_and_leaves_the_given_model_alone() -> Non
     following = apply_update(model, [1, 3], np.array([0.5, -1.0], dtype=np.float32))
     assert following.tolist() == [0.0, 0.5, 2.0, 4.0, 4.0]
     assert model.tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_a_process_that_flushes_subnormal_numbers_gets_the_same_model_bit_for_bit(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+
+    def numbers() -> NDArray[np.float32]:
+        """Of any sign and fraction, most of them subnormal or a little above, and some ordinary ones."""
+        exponent = rng.choice([0, 0, 1, 2, 12, 25, 26, 27, 28, 127], 400)
+        fraction = rng.choice([0, 1, 2**22, 2**23 - 1, int(rng.integers(2**23))], 400)
+        bits: NDArray[np.uint32] = (rng.integers(2, size=400) << 31 | exponent << 23 | fraction).astype(np.uint32)
+        return bits.view(np.float32)
+
+    model, values = numbers(), numbers()
+    values[:40] = model[:40]
+    wanted = model - values
+    if not torch.set_flush_denormal(True):
+        pytest.skip("This processor does not flush subnormal numbers.")
+    try:
+        flushed = model - values
+        following = apply_update(model, np.arange(400), values)
+    finally:
+        torch.set_flush_denormal(False)
+    np.testing.assert_array_equal(following.view(np.uint32), wanted.view(np.uint32))
+    assert (flushed.view(np.uint32) != wanted.view(np.uint32)).any()
 
 
 def test_an_update_that_would_make_the_model_infinite_is_not_applied() -> None:
