@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shlex
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -73,6 +75,29 @@ def test_a_folder_that_is_in_use_is_left_alone(
     assert main(["new", "mine"]) == 1
     assert "mine exists already" in capsys.readouterr().err
     assert (tmp_path / "mine" / "trainer.py").read_text() == "my work"
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_full_disk_leaves_nothing_behind_and_the_same_command_works_later(
+    is_there: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, write = tmp_path / "mine", Path.write_text
+    if is_there:
+        folder.mkdir()
+
+    def full(path: Path, text: str, **settings: Any) -> int:
+        if path.name == "trainer.py":
+            write(path, text[:100], **settings)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(path, text, **settings)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", full)
+        assert main(["new", str(folder)]) == 1
+    assert "the disk is full" in capsys.readouterr().err
+    assert list(tmp_path.rglob("*")) == ([folder] if is_there else [])
+    assert main(["new", str(folder)]) == 0
+    assert {path.name for path in folder.iterdir()} == FILES
 
 
 def test_a_name_that_cannot_be_a_runs_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

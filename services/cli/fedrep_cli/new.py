@@ -73,16 +73,31 @@ def new(
 
 
 def write_project(folder: Path, kind: Kind) -> list[str]:
-    described = KINDS[kind]
-    values = {"name": folder.name, **{key: str(value) for key, value in vars(described).items()}}
+    """All of the files or, if the disk does not take them, none: the same command works once there is room."""
+    texts = _texts(folder.name, kind)
+    is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
+    try:
+        for name, text in texts.items():
+            (folder / name).write_text(text, encoding="utf-8")
+    except OSError:
+        for name in texts:
+            (folder / name).unlink(missing_ok=True)
+        if is_new:
+            folder.rmdir()
+        raise
+    return sorted(texts)
+
+
+def _texts(run: str, kind: Kind) -> dict[str, str]:
+    values = {"name": run, **{key: str(value) for key, value in vars(KINDS[kind]).items()}}
     source = files("fedrep_cli") / "templates"
+    texts = {}
     for place, names in (("shared", SHARED), (kind.value.replace("-", "_"), OWN)):
         for name in names:
             text = (source / place / name).read_text(encoding="utf-8")
-            filled = text if name.endswith(".py") else Template(text).substitute(values)
-            (folder / name).write_text(filled, encoding="utf-8")
-    return sorted((*SHARED, *OWN))
+            texts[name] = text if name.endswith(".py") else Template(text).substitute(values)
+    return texts
 
 
 def _render(result: Mapping[str, Any]) -> str:
