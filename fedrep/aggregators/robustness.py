@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedrep.aggregators.outcome import AggregatorWarning, Doubles
-from fedrep.aggregators.rules import AGGREGATORS
+from fedrep.aggregators.rules import AGGREGATORS, rows_needed
 
 # For the sizes and attacks below and no others: constants grow as f nears n / 2, and a finer search finds larger ones.
 # The mean has none: its error grows without bound.
@@ -56,8 +56,8 @@ def measured_constants(rules: tuple[str, ...] = tuple(STATED), seed: int = 1) ->
             apart = honest[:, :, None, :] - honest[:, None, :, :]
             rho_squared = float((apart**2).sum(axis=3).mean(axis=0).max())
             for rule in rules:
-                if "krum" in rule and n < 2 * f + 3:
-                    continue  # Krum has no guarantee there, hence no constant
+                if n < rows_needed(rule.split("+")[-1], f):
+                    continue  # as Krum, which has no guarantee there, hence no constant
                 errors = [_squared_error(rule, rows, f) for rows in draws]
                 ratio = float(np.mean(errors)) / (f / n * rho_squared)
                 if ratio > found[rule].constant:

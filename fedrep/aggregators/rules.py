@@ -31,6 +31,7 @@ AGGREGATORS: dict[str, Callable[..., Aggregate]] = {
     "dnc": dnc,
 }
 
+KRUM = ("krum", "multi_krum")
 _FEW = 8  # rows on which any rule can be tried
 _MANY = 512  # no run has more buffers
 
@@ -128,8 +129,8 @@ def rows_needed(name: str, f: int) -> int:
     """Rows, after pre-steps, with which the rule withstands f Byzantine ones."""
     if name == "mean":
         return f + 1  # it defends against nothing, at any n
-    if name in ("krum", "multi_krum"):
-        return 2 * f + 3  # with fewer, f equal rows may be each other's nearest, and get chosen
+    if name in KRUM:
+        return 2 * f + 3  # Blanchard et al. (2017); with fewer, f equal rows may be each other's nearest, and get chosen
     return 2 * f + 1
 
 

@@ -18,12 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedrep.aggregators import AggregatorWarning
+from fedrep.aggregators.rules import KRUM
 from fedrep.attacks import ATTACKS, alie_z
 from fedrep.buffers import number_of_buffers
 from fedrep.errors import FedrepError, InvalidInputError, SettingsError
 from fedrep.protocol.manifests import RunManifest, SiloName
 from fedrep.protocol.opening import configured_rule
-from fedrep.protocol.thresholds import KRUM, expected_byzantine
+from fedrep.protocol.thresholds import expected_byzantine
 
 Vector = NDArray[np.float32]
 Rule = Callable[[NDArray[Any]], Any]

@@ -6,9 +6,8 @@ m silos in the roster, s in a buffer, f Byzantine, c helping the server, t holde
 from __future__ import annotations
 
 from collections.abc import Iterable, Sized
-from typing import Final
 
-KRUM: Final = ("krum", "multi_krum")
+from fedrep.aggregators.rules import rows_needed
 
 
 def share_threshold(holders: int) -> int:
@@ -29,10 +28,9 @@ def buffers_needed(byzantine: int) -> int:
 def buffers_to_be_robust(byzantine: int, rule: str = "") -> int:
     """Buffers a run must have against f >= 1 attackers: when each of them spoils one, a majority is left, and at least three.
 
-    Krum guarantees nothing below 2f + 3 (Blanchard et al., 2017): f equal rows are each other's nearest, and get chosen. With
-    exactly as many a round that loses a buffer is skipped.
+    Krum needs more than that. With exactly as many a round that loses a buffer is skipped.
     """
-    return 2 * byzantine + 3 if rule in KRUM else max(2 * byzantine + 1, byzantine + 3)
+    return max(2 * byzantine + 1, byzantine + 3, rows_needed(rule, byzantine))
 
 
 def expected_byzantine(byzantine: int, opened: int) -> int:

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 import fedrep.protocol.server_round as server_round
 from fedrep.aggregators import AGGREGATORS, Aggregate, ConfiguredRule
 from fedrep.aggregators.prepare import PRE_STEPS
+from fedrep.aggregators.rules import KRUM
 from fedrep.errors import CryptoError, InvalidInputError, SettingsError
 from fedrep.protocol.messages import Outcome, Phase, Secret, Survivor, SurvivorSet
 from fedrep.protocol.opening import Combined, combine_buffers, configured_rule, recover, share_matches, why_skipped
 from fedrep.protocol.preflight import preflight
 from fedrep.protocol.round_effects import Noted, RoundEnded, RoundResult
 from fedrep.protocol.seats import seats
-from fedrep.protocol.thresholds import KRUM
 from fedrep.quantize import RingFormat, open_mean
 from fedrep.secagg import shamir
 from tests.protocol.byzantine import garbage_shares, propose_with_bad_shares, submit_random_values

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from fedrep.aggregators import AGGREGATORS
 from fedrep.aggregators.prepare import PRE_STEPS
+from fedrep.aggregators.rules import KRUM
 from fedrep.buffers import sizes
 from fedrep.protocol.manifests import Deadlines, RunManifest, SiloName
 from fedrep.protocol.preflight import preflight
-from fedrep.protocol.thresholds import KRUM, buffers_needed, default_quorum, share_threshold
+from fedrep.protocol.thresholds import buffers_needed, default_quorum, share_threshold
 from fedrep.quantize import RingFormat
 from fedrep.secagg.shamir import MAX_HOLDERS
 from tests.protocol.federation import run_manifest

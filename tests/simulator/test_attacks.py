@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from fedrep.aggregators.rules import KRUM
 from fedrep.attacks import ATTACKS
 from fedrep.protocol.manifests import RunManifest, SiloName
 from fedrep.protocol.messages import Survivor, SurvivorSet
 from fedrep.protocol.opening import combine_buffers
 from fedrep.protocol.seats import seats
-from fedrep.protocol.thresholds import KRUM
 from fedrep_cli.demo_settings import ATTACK_OPTIONS, ATTACKERS, DemoSettings
 from fedrep_silo.drill import Drill
 from fedrep_simulator import SimulationResult, simulate
