@@ -1,10 +1,11 @@
 """Learning rates: chosen for each method on images that are neither trained on nor tested on, from one grid for all.
 
 A method is its algorithm with its own settings: method, rule and pre-steps, momentum, local steps, and the batch. Its rate is
-the one with the best accuracy on held-out training images, in a shorter training of a seed that no experiment uses, under ALIE
-where the method is meant to withstand attackers and without attack where it is not. So no rate is chosen by the test images, by
-the attack that a cell then plays, or more carefully for one method than for another; and none is chosen for a value of alpha, K
-or s.
+the one with the best accuracy on held-out training images, in a shorter training of a seed that no experiment uses, under ALIE.
+A method that defends itself against nothing has two: this one for cells with attackers at work, so that no loss is due to a rate
+that suits peace alone, and for the others the best one without attack. So no rate is chosen by the test images, by the attack
+that a cell then plays, or more carefully for one method than for another; and none is chosen for a value of alpha, K or s, nor
+for the way in which data are split.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ def tuning_cells(cell: Cell, table: Mapping[str, Any], also: Sequence[str] = ())
     """The trainings that decide the rate of this cell's method, one for each rate of the preset's grid."""
     shared = {name: value for name, value in table.items() if name != "rates"}
     kept = {name: getattr(cell, name) for name in (*_OWN, *also, "dataset", "model", "model_options", "precision", "m")}
-    attack = "none" if cell.method in _DEFENCELESS or cell.rule == "mean" else "alie"
-    base = Cell(
-        **{**kept, "attack": attack if cell.f else "none", "f": cell.f, "seed": _SEED, "judged_on": "validation", **shared}
-    )
+    defenceless = cell.method in _DEFENCELESS or cell.rule == "mean"
+    attacked = cell.attackers if defenceless else cell.f
+    fixed = {"attack": "alie" if attacked else "none", "f": cell.f, "seed": _SEED, "judged_on": "validation"}
+    base = Cell(**{**kept, **fixed, **shared})
     if cell.method in _DEFENCELESS:
-        base = replace(base, rule="mean", rule_settings={}, pre=(), f=0)
+        base = replace(base, rule="mean", rule_settings={}, pre=(), f=attacked)
     return [replace(base, rate=float(rate)) for rate in table["rates"]]
 
 

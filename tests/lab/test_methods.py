@@ -224,6 +224,14 @@ def test_sparse_secagg_is_unbiased_and_sends_the_share_it_is_told() -> None:
     assert np.abs(mean - rows.mean(axis=0)).mean() < 0.15 * np.abs(rows).mean()
 
 
+def test_attackers_weigh_in_sparse_secagg_what_honest_silos_weigh() -> None:
+    cell = replace(TINY, method="sparse_secagg", ratio=0.2, f=2, attack="foe", attack_settings={"epsilon": 1.0})
+    rival = method(cell)
+    rows = np.ones_like(updates(cell.m))
+    mean = np.mean([rival.step(rows.copy(), number).values for number in range(1, 400)])
+    assert mean == pytest.approx((cell.m - 2 * cell.f) / cell.m, abs=0.05)
+
+
 def test_in_sparse_secagg_nobody_sends_a_coordinate_alone() -> None:
     rival = METHODS["sparse_secagg"](setting(replace(TINY, method="sparse_secagg", ratio=0.05)))
     senders = rival._patterns(3).sum(axis=0)  # type: ignore[attr-defined]

@@ -48,14 +48,17 @@ def test_held_out_images_are_neither_trained_on_nor_tested_on() -> None:
     assert images_of(split.test) | images_of(split.train) == images_of(whole.train)
 
 
-def test_a_method_is_tuned_once_whatever_alpha_k_or_seed_and_under_no_attack_it_cannot_withstand() -> None:
+def test_a_method_is_tuned_once_whatever_alpha_k_or_seed_and_one_without_defence_as_it_is_attacked() -> None:
     tried = tuning_cells(TINY, TUNING)
     assert [cell.rate for cell in tried] == [0.1, 0.5]
     assert {(cell.judged_on, cell.attack) for cell in tried} == {("validation", "alie")}
     for same in (replace(TINY, alpha=0.9), replace(TINY, ratio=0.1), replace(TINY, seed=3), replace(TINY, attack="foe")):
         assert tuning_cells(same, TUNING) == tried
     assert tuning_cells(replace(TINY, beta=0.0), TUNING) != tried
-    assert {cell.attack for cell in tuning_cells(replace(TINY, method="dense_mean"), TUNING)} == {"none"}
+    for helpless in (replace(TINY, method="dense_mean"), replace(TINY, rule="mean", rule_settings={})):
+        assert {cell.attack for cell in tuning_cells(replace(helpless, attack="none"), TUNING)} == {"none"}
+        under_foe = tuning_cells(replace(helpless, attack="foe"), TUNING)
+        assert {(cell.attack, cell.f) for cell in under_foe} == {("alie", TINY.f)}
 
 
 def test_a_run_tunes_first_and_gives_every_cell_the_rate_that_was_best_on_held_out_images(

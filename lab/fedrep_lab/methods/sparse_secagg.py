@@ -26,12 +26,10 @@ class SparseSecAgg:
 
     def step(self, updates: Matrix, round_number: int) -> Step:
         sends = self._patterns(round_number)
-        sent = np.where(sends, updates * self._scale, np.float32(0))
-        adversary = self._setting.adversary
-        forged = adversary.forge(sent, lambda values: values.mean(axis=0))
-        if adversary.forges:
-            forged = np.where(sends, forged, np.float32(0))  # elsewhere their masks would not cancel
-        return Step(forged.mean(axis=0), None, float(sends.sum(axis=1).mean()), float(np.count_nonzero(sends.any(axis=0))))
+        # Attackers forge updates and scale them as everybody does; where their pairs drew nothing, their masks would not cancel.
+        forged = self._setting.adversary.forge(updates, lambda values: values.mean(axis=0))
+        sent = np.where(sends, forged * self._scale, np.float32(0))
+        return Step(sent.mean(axis=0), None, float(sends.sum(axis=1).mean()), float(np.count_nonzero(sends.any(axis=0))))
 
     def _patterns(self, round_number: int) -> np.ndarray[tuple[int, int], np.dtype[np.bool_]]:
         m, d = self._setting.cell.m, self._setting.parameters
