@@ -10,6 +10,8 @@ import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from fedrep_lab.catalogue import Experiment
 from fedrep_lab.results import Result
 from fedrep_lab.scores import as_attacked, best_rate, grouped, label, place_name, places_of, shown, varying
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 _PANEL_INCHES = (4.2, 3.2)
 _MOST_COLUMNS = 4
+_SHOWN_BELOW = 0.1  # of accuracy, below the lowest end of a curve
 _DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)), (0, (1, 3)), (0, (8, 2)))
 _MARKERS = "osD^vX*P"
 AXES = {
@@ -47,10 +50,11 @@ def draw(experiment: Experiment, results: Sequence[Result]) -> bytes | None:
         axis.grid(visible=True, alpha=0.3)
     for axis in axes[len(panels) :]:
         axis.set_visible(False)
-    handles, names = axes[0].get_legend_handles_labels()
+    lines = {name: line for axis in axes for line, name in zip(*axis.get_legend_handles_labels(), strict=True)}
+    names = sorted(lines)  # a line need not be in every panel
     widest = 0.6 + 0.065 * max(len(name) for name in names)  # inches, at this size of letters
     columns = max(1, min(len(names), int(figure.get_size_inches()[0] / widest)))
-    figure.legend(handles, names, loc="outside lower center", ncols=columns, fontsize=8, frameon=False)
+    figure.legend([lines[name] for name in names], names, loc="outside lower center", ncols=columns, fontsize=8, frameon=False)
     return _png(figure)
 
 
@@ -79,9 +83,18 @@ def _curves(axis: Axes, experiment: Experiment, cells: list[Result], everything:
         if len(chosen) > 1:  # from the worst to the best seed
             lowest, highest = [min(values) for values in by_epoch], [max(values) for values in by_epoch]
             axis.fill_between(epochs, lowest, highest, color=line.get_color(), alpha=0.15, linewidth=0)
+    _look_at_the_end(axis)
     axis.set_xlabel("epochs", fontsize=8)
     axis.set_ylabel("top-1 accuracy", fontsize=8)
     axis.tick_params(labelsize=8)
+
+
+def _look_at_the_end(axis: Axes) -> None:
+    """Where no line ends low, the first steep rise is cut off: the claims are about points at the end."""
+    ends = [float(np.asarray(line.get_ydata())[-1]) for line in axis.get_lines()]
+    lowest = min(ends) - _SHOWN_BELOW
+    if lowest > axis.get_ylim()[0]:
+        axis.set_ylim(bottom=lowest)
 
 
 def curve(results: Sequence[Result]) -> tuple[list[float], list[tuple[float, ...]]]:

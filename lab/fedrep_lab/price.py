@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-from fedrep.communication import RoundTraffic, bits_per_round, dense_bits, paper_bits
+from fedrep.communication import RoundTraffic, bits_per_round, dense_bits
 from fedrep_lab.cell import Cell
 from fedrep_lab.comparisons import Checks, Verdict
 from fedrep_lab.results import Result
@@ -18,8 +19,13 @@ _RING, _DOWN = 16, 16  # where a cell is in real numbers: the service's defaults
 def traffic(cell: Cell, parameters: int, gamma: float) -> RoundTraffic:
     """Of secure groups; the coordinates are those really agreed on, on average."""
     ring, down = cell.ring_bits or _RING, cell.downlink_bits or _DOWN
-    if cell.method == "share":  # everybody proposes everything
-        return bits_per_round(parameters, cell.m * parameters, cell.m, cell.s, ring, 1.0, down)
+    if cell.method == "share":  # as if everybody proposed everything, but nobody has to say so
+        found = bits_per_round(parameters, cell.m * parameters, cell.m, cell.s, ring, 1.0, down)
+        told = (
+            replace(each, payload_up=0, payload_down=0) if each.call in ("ProposeCoordinates", "GetConsensus") else each
+            for each in found.exchanges
+        )
+        return replace(found, exchanges=tuple(told))
     k = cell.per_silo(parameters)
     most = min(1.0, cell.m * k / parameters)  # a mean over rounds may pass it by a rounding error
     return bits_per_round(parameters, cell.m * k, cell.m, cell.s, ring, min(gamma, most), down)
@@ -39,13 +45,14 @@ def traffic_row(results: Sequence[Result]) -> dict[str, Any]:
 
 
 def _sent(results: Sequence[Result]) -> int:
-    """Bytes: float32 in the clear where nothing is masked, with 32-bit coordinates where values are sparse."""
+    """Bytes: float32 in the clear where nothing is masked, and 32-bit coordinates where values are sparse, as in the paper."""
     first = results[0]
     cell, d = first.cell, first.parameters
     if cell.s > 1 and cell.method in ("share", "fedrep"):
         return int(traffic_row(results)["bytes per silo and round"])
     if cell.method == "fedrep":
-        return round(paper_bits(cell.m * cell.per_silo(d), cell.m) / 8)
+        agreed = fmean(float(one.metrics["gamma"]) for one in results) * d
+        return round(4 * (cell.per_silo(d) + 3 * agreed))  # own coordinates up, all of them down, values both ways
     return dense_bits(d) // 8
 
 

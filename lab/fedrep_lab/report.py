@@ -32,7 +32,7 @@ _SIZES = ("paper", "cifar", "laptop", "smoke")
 _STATED = ("dataset", "model", "m", "f", "s", "rounds", "epochs", "interval", "beta", "rate", "seed", "rule")
 _LENGTHS = ("rounds", "epochs")
 _METHOD = ("method", "rule", "pre", "beta", "interval")
-_TELLING = ("f", "method_settings", "ratio")  # said of a method where its rate depends on them
+_TELLING = ("f", "attackers", "method_settings", "ratio")  # said of a method where its rate depends on them
 
 
 def _length(result: Result) -> str:
@@ -150,13 +150,14 @@ def write_report(folder: Path, preset: str | None, page: Path, markdown: Path | 
         raise NotFoundError(f"There are no results {wanted} in {folder}; `fedrep lab run all --out {folder}` makes some.")
     sections = [_section(experiment, chosen, results) for experiment in load_experiments(["all"])]
     run = [section for section in sections if section.results]
+    once = {_key(result): result for section in sections for result in section.everything}  # experiments share cells
     facts = {
         "preset": chosen,
         "folder": folder,
         "about": load_presets()[chosen]["about"],
         "sections": sections,
-        "cells": sum(len(section.everything) for section in sections),
-        "cpu_minutes": sum(section.cpu_minutes for section in sections),
+        "cells": len(once),
+        "cpu_minutes": sum(result.cpu_seconds for result in once.values()) / 60,
         "codes": sorted({tuple(sorted(result.code.items())) for section in run for result in section.everything}),
     }
     templates = Environment(

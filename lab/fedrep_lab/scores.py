@@ -34,17 +34,24 @@ def by_seed(results: Iterable[Result], metric: str = "best_accuracy", **settings
 
 
 def as_attacked(results: Iterable[Result]) -> list[Result]:
-    """For the question what attacks take: whoever an attack drove out of the finite numbers is left with nothing that was learnt.
+    """For the question what attacks take: a training counts with what it ends with, as its best may have come before it fell.
 
-    Its best accuracy came before that, and would count as withstood. The model that nobody trained, whose accuracy is the first
-    one, stands for it, or the last accuracy if that is less. Cells without attack keep their best: losses are measured from it.
+    Whoever an attack drove out of the finite numbers is left with nothing that was learnt: the model that nobody trained, whose
+    accuracy is the first one, stands for it, or the last accuracy if that is less. Whoever left them without attack keeps its
+    best: losses are measured from it.
     """
-    return [_fallen(one) if one.metrics.get("diverged") and one.cell.attackers else one for one in results]
+    return [replace(one, metrics={**one.metrics, "best_accuracy": _in_the_end(one)}) for one in results]
 
 
-def _fallen(result: Result) -> Result:
-    seen = [float(point["accuracy"]) for point in result.history[:1]]
-    return replace(result, metrics={**result.metrics, "best_accuracy": min([float(result.metrics["final_accuracy"]), *seen])})
+def _in_the_end(result: Result) -> float:
+    metrics, last = result.metrics, float(result.metrics["final_accuracy"])
+    if not metrics.get("diverged"):
+        return last
+    return (
+        min([last, *(float(point["accuracy"]) for point in result.history[:1])])
+        if result.cell.attackers
+        else float(metrics["best_accuracy"])
+    )
 
 
 def best_rate(results: Sequence[Result]) -> list[Result]:
@@ -76,8 +83,7 @@ def place_name(name: str, value: Any) -> str:
 
 
 def label(result: Result, names: Sequence[str]) -> str:
-    # Only FedREP chooses coordinates.
-    told = [name for name in names if name != "selection" or result.cell.method == "fedrep"]
+    told = [name for name in names if name not in _OF_SOME or result.cell.method in _OF_SOME[name]]
     return ", ".join(text for name in told if (text := shown(name, getattr(result.cell, name))))
 
 
@@ -102,6 +108,12 @@ METHOD_NAMES = {
     "dense_mean": "dense mean",
     "central": "central training",
     "clt_k": "CLT-K",
+}
+_OF_SOME = {  # settings that other methods do nothing with
+    "selection": ("fedrep",),
+    "alpha": ("fedrep",),
+    "ratio": ("fedrep", "rcgd_ef", "sparse_secagg", "clt_k"),
+    "s": ("fedrep", "share", "f2ed"),
 }
 _ZERO_IS_NONE = {"record_epsilon"}
 SYMBOLS = {

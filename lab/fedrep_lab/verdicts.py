@@ -20,7 +20,7 @@ from fedrep_lab.price import price, traffic_row
 from fedrep_lab.record_verdicts import membership, record_selection, records
 from fedrep_lab.results import Result
 from fedrep_lab.robustness_verdicts import noniid, strong_attacks, table1
-from fedrep_lab.scores import METHOD_NAMES, by_seed, score, select, values_of
+from fedrep_lab.scores import METHOD_NAMES, by_seed, grouped, label, score, select, values_of, varying
 
 CALM_ALPHA = 0.95
 SILENCE_COSTS = {3: 0.03, 4: 0.02}  # by the size of buffers, at most
@@ -28,21 +28,22 @@ SILENCE_COSTS = {3: 0.03, 4: 0.02}  # by the size of buffers, at most
 
 def with_traffic(results: Sequence[Result], found: Verdict) -> Verdict:
     """Realised shares of the coordinates whose values travel, which a claim of equal Gamma rests on."""
-    rows = []
-    for method in values_of(results, "method"):
-        for ratio in values_of(select(results, method=method), "ratio"):
-            up = score(results, "gamma", method=method, ratio=ratio)
-            down = score(results, "gamma_down", method=method, ratio=ratio)
-            if up is not None and down is not None:
-                name = METHOD_NAMES[method] if method == "share" else f"{METHOD_NAMES[method]}, K/d = {ratio}"
-                rows.append(
-                    {
-                        "comparison": f"{name}: share of values sent up, and received",
-                        "left": round(up, 4),
-                        "right": round(down, 4),
-                    }
-                )
+    names = ["method", "ratio", *varying(results, ("alpha", "interval", "beta"))]
+    rows = [
+        {
+            "comparison": f"{name}: share of values sent up, and received",
+            "left": round(_traffic(alike, "gamma"), 4),
+            "right": round(_traffic(alike, "gamma_down"), 4),
+        }
+        for name, alike in sorted(grouped(results, lambda result: label(result, names)).items())
+    ]
     return Verdict(found.status, found.sentence, [*found.rows, *rows])
+
+
+def _traffic(results: Sequence[Result], metric: str) -> float:
+    """The mean over trainings that were not cut short, if there is any."""
+    whole = [result for result in results if not result.metrics.get("diverged")]
+    return fmean(float(result.metrics[metric]) for result in whole or results)
 
 
 def alpha(results: Sequence[Result]) -> Verdict:
@@ -100,10 +101,9 @@ def share(results: Sequence[Result]) -> Verdict:
     for attack in values_of(results, "attack"):
         for ratio in values_of(select(results, method="fedrep"), "ratio"):
             ours, rival = {"method": "fedrep", "attack": attack, "ratio": ratio}, {"method": "share", "attack": attack}
-            gamma = score(results, "gamma", **ours)
             claim = "higher" if attack == "alie" else "not_below"
-            what = f"{attack}: FedREP at Gamma = {gamma:.3f} and SHARE" if gamma is not None else attack
-            checks.compare(what, ours, rival, claim)
+            if cells := select(results, **ours):
+                checks.compare(f"{attack}: FedREP at Gamma = {_traffic(cells, 'gamma'):.3f} and SHARE", ours, rival, claim)
     return with_traffic(results, checks.verdict())
 
 
@@ -209,7 +209,7 @@ def _parts(results: Sequence[Result]) -> dict[str, float]:
         "skipped": "rounds skipped",
         "contributing": "silos opened in a round",
         "contaminated": "opened buffers with an attacker",
-        "residual": "memory, in typical updates",
+        "peak_residual": "longest memory, in typical updates",
     }
     return {
         text: round(fmean(float(one.metrics[name]) for one in results), 4)

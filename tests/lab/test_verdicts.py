@@ -15,6 +15,7 @@ from fedrep_lab.cell import Cell
 from fedrep_lab.comparisons import FAILS, HOLDS, UNDECIDED, UNTESTED, Interval
 from fedrep_lab.figures import curve, draw, worst_cases
 from fedrep_lab.grids import Grid
+from fedrep_lab.price import traffic
 from fedrep_lab.report import Section
 from fedrep_lab.results import Result
 from fedrep_lab.scores import place_name, places_of
@@ -24,7 +25,11 @@ SEEDS = (0.001, -0.001, 0.0)  # what a seed adds to both sides
 
 
 def made_up(accuracy: float, **settings: Any) -> Result:
-    metrics = {"best_accuracy": accuracy, "gamma": 0.03, "gamma_down": 0.03, "peak_largest_residual": 1.0, "peak_residual": 1.0}
+    metrics = {
+        **dict.fromkeys(("best_accuracy", "final_accuracy"), accuracy),
+        **dict.fromkeys(("gamma", "gamma_down"), 0.03),
+        **dict.fromkeys(("peak_largest_residual", "peak_residual"), 1.0),
+    }
     return Result("x", "laptop", replace(Cell(), **settings), {}, 1000, metrics, [], 0.0, 0.0)
 
 
@@ -262,6 +267,45 @@ def test_an_attack_that_drives_training_out_of_the_finite_numbers_was_not_withst
     (square,) = worst_cases(load_experiment("strong_attacks"), broken).values()
     assert square.least == pytest.approx(0.1)
     assert square.attack == "minmax"
+
+
+def test_an_attack_that_ruins_what_was_learnt_was_not_withstood_by_the_best_accuracy_on_the_way() -> None:
+    results = [*seeded(0.8, rule="krum"), *seeded(0.79, rule="krum", attack="minmax")]
+    ruined = [
+        replace(one, metrics={**one.metrics, "final_accuracy": 0.1}) if one.cell.attack == "minmax" else one for one in results
+    ]
+    found = judge("strong_attacks", "laptop", ruined)
+    assert (found.status, found.rows[0]["minmax"]) == (FAILS, 0.1)
+
+
+def test_what_travels_is_told_for_cells_alike_and_of_trainings_that_were_not_cut_short() -> None:
+    def sending(share: float, **settings: Any) -> Result:
+        made = made_up(0.8, attack="alie", **settings)
+        return replace(made, metrics={**made.metrics, "gamma": share, "gamma_down": 2 * share})
+
+    results = [
+        *(sending(0.02, method="fedrep", rate=rate, seed=seed) for seed, rate in enumerate((0.1, 0.5))),
+        sending(0.04, method="fedrep", alpha=0.95),
+        diverged(sending(0.9, method="fedrep", alpha=0.95, seed=1)),
+        sending(1.0, method="share"),
+    ]
+    rows = {
+        row["comparison"]: (row["left"], row["right"]) for row in judge("essentials", "laptop", results).rows if len(row) == 3
+    }
+    told = "share of values sent up, and received"
+    assert rows == {
+        f"FedREP, K/d = 0.05, alpha = 0.0: {told}": (0.02, 0.04),
+        f"FedREP, K/d = 0.05, alpha = 0.95: {told}": (0.04, 0.08),
+        f"SHARE: {told}": (1.0, 2.0),
+    }
+
+
+def test_the_price_counts_values_that_were_agreed_on_and_no_coordinates_where_all_values_are_sent() -> None:
+    sparse, all_of_them = made_up(0.8, s=1, rule="mean"), made_up(0.8, method="share", s=2, rule="mean")
+    found = {row["properties"]: row["bytes per silo and round"] for row in judge("price", "laptop", [sparse, all_of_them]).rows}
+    agreed = 0.03 * sparse.parameters
+    assert found["sparse"] == round(4 * (sparse.cell.per_silo(sparse.parameters) + 3 * agreed))
+    assert traffic(all_of_them.cell, all_of_them.parameters, 1.0).payload == (16 + 16) * all_of_them.parameters
 
 
 def test_the_map_marks_squares_that_were_spared_an_attack() -> None:
