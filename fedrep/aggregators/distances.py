@@ -1,8 +1,8 @@
 """Rules that need only distances between rows: geometric median, centered clipping, Krum and Multi-Krum.
 
 Geometric median: Weiszfeld's iteration, smoothed (Pillutla et al., 2019). Centered clipping: Karimireddy et al., ICML 2021.
-Krum: Blanchard et al., NeurIPS 2017. Scales are relative by default: the paper's absolute constants (smoothing 0.1, radius 0.5)
-turn either rule into the plain mean when updates are small.
+Krum: Blanchard et al., NeurIPS 2017. Scales are relative by default: absolute ones, as the paper's radius of 0.5, turn
+either rule into the plain mean when updates are small.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def geometric_median(
     pre: Sequence[PreStep | str] = (),
     rng: np.random.Generator | None = None,
 ) -> Aggregate:
-    """`smoothing` is the absolute nu (the paper's 0.1); without it, nu is `relative_smoothing` times the median distance
+    """`smoothing` is the absolute nu; without it, nu is `relative_smoothing` times the median distance
     from the starting point. The default start is the mean of the most compact majority: from the plain mean, a single
     far outlier would take many iterations to leave behind."""
     check_positive("smoothing", smoothing)

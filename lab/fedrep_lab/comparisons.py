@@ -2,8 +2,9 @@
 
 The difference of a seed is that of its two sides, which share data, batches and buffers; over seeds the differences give a mean
 and a 95 % confidence interval (Student's t). A comparison holds if the whole interval is as claimed, does not hold if none of it
-is, and is undecided otherwise, as it always is with one seed. "Comparable", "little" and "almost no" are read as within two
-points of accuracy, "clearly better" and "falls" as by more than two points, "better" as above zero.
+is, and is undecided otherwise, as it always is with one seed. "Little" and "almost no" are read as within two
+points of accuracy, "comparable" to a rival as at most two points below it, "clearly better" and "falls" as by more than two
+points, "better" as above zero.
 """
 
 from __future__ import annotations
