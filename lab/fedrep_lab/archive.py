@@ -9,9 +9,9 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
-from fedrep.errors import DecodeError, NotFoundError
+from fedrep.errors import DecodeError, NotFoundError, SettingsError
 from fedrep_lab import tuning
-from fedrep_lab.catalogue import experiment_names
+from fedrep_lab.catalogue import experiment_names, load_presets
 from fedrep_lab.cell import Cell, cell_from
 from fedrep_lab.results import ResultFolder
 
@@ -20,7 +20,7 @@ _TIMES = ("seconds", "cpu_seconds", "parameters")
 
 def restore(tables: Path, folder: Path, preset: str) -> dict[str, int]:
     """Cells by experiment; those that are there already are left alone. Settings that a table lacks have their defaults."""
-    results = ResultFolder(folder)
+    results, dataset = ResultFolder(folder), load_presets()[preset]["cells"]["dataset"]
     restored: dict[str, int] = {}
     for name in (tuning.NAME, *experiment_names()):
         table = tables / f"{name}.csv"
@@ -30,6 +30,8 @@ def restore(tables: Path, folder: Path, preset: str) -> dict[str, int]:
         restored[name] = 0
         for row in _rows(table):
             cell = _cell(row, table)
+            if cell.task == "train" and cell.dataset != dataset:
+                raise SettingsError(f"{table} holds cells on {cell.dataset}, the preset {preset} has {dataset}: say --preset.")
             if not results.has(name, preset, cell):
                 results.write(name, preset, cell, {"code": _part(row, "code_"), **_outcome(row, histories.get(row["key"], []))})
                 restored[name] += 1
@@ -39,8 +41,14 @@ def restore(tables: Path, folder: Path, preset: str) -> dict[str, int]:
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as lines:
-        return list(csv.DictReader(lines))
+    try:
+        with path.open(newline="", encoding="utf-8") as lines:
+            found = list(csv.DictReader(lines))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DecodeError(f"{path} is no table ({error}); fetch it again.") from error
+    if any(None in row or None in row.values() or "key" not in row for row in found):
+        raise DecodeError(f"{path} is damaged: a row has more or fewer entries than its first line; fetch it again.")
+    return found
 
 
 def _histories(path: Path) -> dict[str, list[dict[str, Any]]]:
@@ -60,13 +68,13 @@ def _cell(row: Mapping[str, str], where: Path) -> Cell:
         settings[item.name] = text if item.type == "str" else _number(text)
     try:
         return cell_from(settings, str(where))
-    except TypeError as error:
-        raise DecodeError(f"{where} holds a row that is no cell: {error}.") from error
+    except SettingsError as error:
+        raise DecodeError(f"{where} holds a row that is no cell: {error}") from error
 
 
 def _outcome(row: Mapping[str, str], history: list[dict[str, Any]]) -> dict[str, Any]:
     metrics = {name: value for name, value in _part(row, "result_", _number).items() if value is not None}
-    return {"metrics": metrics, "history": history, **{name: _number(row[name]) for name in _TIMES}}
+    return {"metrics": metrics, "history": history, **{name: _number(row.get(name, "0")) for name in _TIMES}}
 
 
 def _part(row: Mapping[str, str], prefix: str, read: Any = str) -> dict[str, Any]:

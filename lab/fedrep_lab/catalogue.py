@@ -127,16 +127,15 @@ def experiment_names() -> list[str]:
 
 
 def load_experiment(name: str) -> Experiment:
-    path = FOLDER / f"{name}.toml"
-    if not path.is_file():
+    if name not in experiment_names():
         close = get_close_matches(name, experiment_names(), n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise SettingsError(f"There is no experiment {name!r}.{hint} `fedrep lab list` shows them.")
-    return experiment_from(name, _read(path))
+    return experiment_from(name, _read(FOLDER / f"{name}.toml"))
 
 
 def load_experiments(names: Sequence[str]) -> list[Experiment]:
-    chosen = experiment_names() if list(names) == ["all"] else list(names)
+    chosen = experiment_names() if "all" in names else list(dict.fromkeys(names))
     return [load_experiment(name) for name in chosen]
 
 

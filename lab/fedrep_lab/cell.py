@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fedrep.downlink import DOWNLINK_BITS
@@ -17,6 +18,7 @@ from fedrep.errors import SettingsError
 
 PRECISIONS = ("float32", "bfloat16")
 JUDGED_ON = ("test", "validation")
+SPLITS = ("iid", "dirichlet")
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Cell:
     split: str = "iid"
     dirichlet_alpha: float = 1.0
     rounds: int = 600
-    epochs: float = 0.0  # if positive, decides the number of rounds
+    epochs: int = 0  # if positive, decides the number of rounds
     decay_after: float = 2 / 3  # of the rounds
     decay: float = 0.1
     ring_bits: int = 0  # 0: real numbers instead of a ring
@@ -83,6 +85,16 @@ class Cell:
                 (self.precision not in PRECISIONS, f"precision is {self.precision!r}; choose from {', '.join(PRECISIONS)}"),
                 (self.judged_on not in JUDGED_ON, f"judged_on is {self.judged_on!r}; choose from {', '.join(JUDGED_ON)}"),
                 (self.rounds < 1 and self.epochs <= 0, "either rounds or epochs must be positive"),
+                (self.interval < 1, f"interval is {self.interval}; there is at least one local step"),
+                (self.batch_size < 1, f"batch_size is {self.batch_size}; there is a record in a batch"),
+                (self.split not in SPLITS, f"split is {self.split!r}; choose from {', '.join(SPLITS)}"),
+                (self.dirichlet_alpha <= 0, f"dirichlet_alpha is {self.dirichlet_alpha}; it must be positive"),
+                (not 0 < self.decay <= 1, f"decay is {self.decay}; it must lie in (0, 1]"),
+                (self.initial_range <= 0, f"initial_range is {self.initial_range}; it must be positive"),
+                (self.reshuffle_every < 0, f"reshuffle_every is {self.reshuffle_every}; it is positive, or 0 for one epoch"),
+                (not 0 < self.record_delta < 1, f"record_delta is {self.record_delta}; it must lie between 0 and 1"),
+                (self.evaluations < 1, f"evaluations is {self.evaluations}; there must be one"),
+                (self.seed < 0, f"seed is {self.seed}; it must not be negative"),
             )
             if wrong
         ]
@@ -113,14 +125,27 @@ class Cell:
         return json.loads(json.dumps(asdict(self)))  # type: ignore[no-any-return]  # json.loads is Any
 
 
-NAMES = frozenset(item.name for item in fields(Cell))
+_KINDS = {name: type(value) for name, value in vars(Cell()).items()}
+_CALLED = {int: "a whole number", float: "a number", str: "a name", dict: "a table", tuple: "a list of names"}
+NAMES = frozenset(_KINDS)
 
 
 def cell_from(settings: Mapping[str, Any], where: str) -> Cell:
     unknown = sorted(set(settings) - NAMES)
     if unknown:
         raise SettingsError(f"{where} sets {', '.join(unknown)}, which no cell has; a cell has {', '.join(sorted(NAMES))}.")
-    values = dict(settings)
-    if "pre" in values:
-        values["pre"] = tuple(values["pre"])
-    return Cell(**values)
+    return Cell(**{name: _as_kind(name, value, where) for name, value in settings.items()})
+
+
+def _as_kind(name: str, value: Any, where: str) -> Any:
+    """alpha = 1 and 1.0 are the same cell, and so are rounds = 1000 and 1e3."""
+    kind = _KINDS[name]
+    if kind is float and type(value) in (int, float) and math.isfinite(value):
+        return float(value)
+    if kind is int and type(value) is float and value.is_integer():
+        return int(value)
+    if kind is tuple and isinstance(value, list | tuple) and all(isinstance(each, str | Mapping) for each in value):
+        return tuple(value)
+    if (kind is dict and isinstance(value, Mapping)) or (kind in (int, str) and type(value) is kind):
+        return value
+    raise SettingsError(f"{where} sets {name} to {value!r}, which is not {_CALLED[kind]}.")

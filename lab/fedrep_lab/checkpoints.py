@@ -1,7 +1,7 @@
 """A long cell that is interrupted goes on where it was: its state on disk, written in one go, every few minutes.
 
 The file is read by the same code alone, from the folder of its own results, and removed with the cell's end; another version of
-the sources starts the cell anew.
+the sources starts the cell anew, as does a file that is damaged.
 """
 
 from __future__ import annotations
@@ -28,13 +28,18 @@ class Checkpoints:
     def restore(self, training: Training) -> int:
         """The last finished round; 0 if there is nothing to go on from."""
         try:
-            kept: dict[str, Any] = pickle.loads(self._path.read_bytes())
+            found = self._path.read_bytes()
         except FileNotFoundError:
             return 0
-        if kept["sources"] != self._sources:
+        try:
+            kept: dict[str, Any] = pickle.loads(found)
+            sources, state, number = kept["sources"], kept["state"], int(kept["round"])
+        except Exception:  # what a damaged pickle raises can be anything
             return 0
-        training.load_state(kept["state"])
-        return int(kept["round"])
+        if sources != self._sources:
+            return 0
+        training.load_state(state)
+        return number
 
     def due(self) -> bool:
         return time.monotonic() - self._last >= self._every

@@ -12,6 +12,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,10 @@ from fedrep_lab.results import ResultFolder, code_version
 from fedrep_runtime.ray_cluster import ray_cluster
 
 FAILURES = 10  # from so many on, cells fail for something that they have in common
+_WORKER_GONE = (
+    "A worker was killed, as systems do that run out of memory; fewer --jobs need less. "
+    "Cells that are finished stay; the same command goes on with the rest."
+)
 # key of the cell, rounds done, rounds in all; done = -1 says that the cell is finished
 Report = Callable[[str, int, int], None]
 
@@ -107,8 +112,16 @@ def run_here(jobs: Iterable[Job], report: Report) -> None:
 
 
 def run_in_pool(jobs: Iterable[Job], report: Report, processes: int) -> None:
-    """Spawned, not forked: torch's threads do not survive a fork."""
     failures = Failures()
+    try:
+        _in_pool(jobs, report, processes, failures)
+    except BrokenProcessPool as error:
+        raise FedrepError(_WORKER_GONE, reason="WORKER_GONE") from error
+    failures.tell()
+
+
+def _in_pool(jobs: Iterable[Job], report: Report, processes: int, failures: Failures) -> None:
+    """Spawned, not forked: torch's threads do not survive a fork."""
     context = multiprocessing.get_context("spawn")
     told: Any = context.Queue()
     with ProcessPoolExecutor(processes, context, initializer=_start_worker, initargs=(told,)) as pool:
@@ -131,7 +144,6 @@ def run_in_pool(jobs: Iterable[Job], report: Report, processes: int) -> None:
                 future.cancel()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    failures.tell()
 
 
 def run_on_ray(jobs: Iterable[Job], report: Report, processes: int) -> None:
@@ -149,8 +161,9 @@ def run_on_ray(jobs: Iterable[Job], report: Report, processes: int) -> None:
                 job = asked.pop(reference)
                 try:
                     ray.get(reference)
-                except FedrepError as error:  # Ray raises what the worker did, as both kinds
-                    failures.add(job, error)
+                except FedrepError as error:  # Ray raises what the worker did, as both kinds, with the traceback for its text
+                    cause = getattr(error, "cause", None)
+                    failures.add(job, cause if isinstance(cause, FedrepError) else error)
                 report(job.key, -1, 0)
     failures.tell()
 

@@ -34,9 +34,13 @@ AXES = {
 
 def draw(experiment: Experiment, results: Sequence[Result]) -> bytes | None:
     """A PNG, or None where the numbers are better read as a table."""
-    if experiment.figure.kind == "table" or not any(result.cell.task == "train" for result in results):
+    if experiment.figure.kind == "table":
         return None
-    results = [result for result in results if result.cell.task == "train"]
+    results = [
+        result for result in results if result.cell.task == "train" and (result.history or experiment.figure.kind != "curves")
+    ]
+    if not results:
+        return None
     if experiment.figure.kind == "worst":
         return _map_of_worst_cases(experiment, results)
     panels = _panels(experiment, results)

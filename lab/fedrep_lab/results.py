@@ -20,7 +20,7 @@ from typing import Any
 
 import fedrep
 import fedrep_trainers
-from fedrep.errors import DecodeError
+from fedrep.errors import DecodeError, SettingsError
 from fedrep_lab.cell import Cell, cell_from
 from fedrep_runtime.files import write_atomically
 
@@ -98,6 +98,7 @@ class ResultFolder:
         """Take over the same cell from another experiment, where it has been run; False if nobody has."""
         own = self.path(experiment, preset, cell)
         for path in sorted((self.root / preset).glob(f"*/{cell.key()}.json")):
+            self._read(path)
             record = {**json.loads(path.read_text()), "experiment": experiment}
             own.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(own, (json.dumps(record, allow_nan=False) + "\n").encode(), mode=0o644)
@@ -131,15 +132,15 @@ class ResultFolder:
             return Result(
                 record["experiment"],
                 record["preset"],
-                cell_from(record["cell"], str(path)),
-                record["code"],
+                cell_from(record["cell"], "its cell"),
+                dict(record["code"]),
                 record["parameters"],
-                record["metrics"],
-                record["history"],
-                record["seconds"],
-                record["cpu_seconds"],
+                {**record["metrics"]},
+                [dict(point) for point in record["history"]],
+                float(record["seconds"]),
+                float(record["cpu_seconds"]),
             )
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, SettingsError) as error:
             raise DecodeError(f"{path} is not the result of a cell ({error}); remove it and run the experiment again.") from error
 
 

@@ -19,6 +19,7 @@ from fedrep_lab.cell import Cell
 from fedrep_lab.engines import Job, run_here, run_in_pool, run_on_ray
 from fedrep_lab.results import ResultFolder
 from fedrep_lab.tuning import by_key
+from fedrep_runtime.files import lock_folder
 
 
 @dataclass(frozen=True)
@@ -65,16 +66,8 @@ def run_experiments(experiments: Sequence[Experiment], plan: Plan, console: Cons
     if plan.processes < 1:
         raise SettingsError(f"--jobs is {plan.processes}; at least one cell must run at a time.")
     names = [experiment.name for experiment in experiments]
-    try:
-        tried = missing_tuning(experiments, plan)
-        _run(tried, plan, console)
-        jobs, present = missing_jobs(experiments, plan)
-        _run(jobs, plan, console)
-    finally:
-        # Also after Ctrl-C: the tables hold what is finished, and the next run takes up the rest.
-        missing_jobs(experiments, plan)  # adopts what experiments share
-        for name in (tuning.NAME, *names):
-            ResultFolder(plan.folder).write_tables(name, plan.preset)
+    with lock_folder(plan.folder):
+        tried, jobs, present = _run_missing(experiments, plan, console, names)
     return {
         "preset": plan.preset,
         "experiments": names,
@@ -85,9 +78,32 @@ def run_experiments(experiments: Sequence[Experiment], plan: Plan, console: Cons
     }
 
 
+def _run_missing(
+    experiments: Sequence[Experiment], plan: Plan, console: Console, names: Sequence[str]
+) -> tuple[list[Job], list[Job], int]:
+    """The trainings that chose rates, the cells, and how many of them were there already."""
+    try:
+        tried = missing_tuning(experiments, plan)
+        _run(tried, plan, console)
+        jobs, present = missing_jobs(experiments, plan)
+        _run(jobs, plan, console)
+        return tried, jobs, present
+    except KeyboardInterrupt:
+        console.print("Interrupted. Cells that are finished stay; the same command goes on with the rest.")
+        raise
+    finally:
+        # Also after Ctrl-C: the tables hold what is finished, and the next run takes up the rest.
+        missing_jobs(experiments, plan)  # adopts what experiments share
+        for name in (tuning.NAME, *names):
+            ResultFolder(plan.folder).write_tables(name, plan.preset)
+
+
 def _run(jobs: Sequence[Job], plan: Plan, console: Console) -> None:
     if not jobs:
         return
+    wanted = sorted({job.cell.dataset for job in jobs if job.cell.task == "train" and job.cell.dataset != "digits"})
+    if wanted and plan.data_dir is None:
+        raise SettingsError(f"These cells train on {' and '.join(wanted)}: say with --data-dir where the data are.")
     with Bars(jobs, console) as bars:
         if plan.engine == "ray":
             run_on_ray(jobs, bars.report, plan.processes)
@@ -95,6 +111,9 @@ def _run(jobs: Sequence[Job], plan: Plan, console: Console) -> None:
             run_here(jobs, bars.report)
         else:
             run_in_pool(jobs, bars.report, plan.processes)
+
+
+_LOOKED_BACK = 12 * 3600.0  # seconds: cells take from seconds to an hour
 
 
 class Bars:
@@ -110,6 +129,7 @@ class Bars:
             MofNCompleteColumn(),
             TimeRemainingColumn(),
             console=console,
+            speed_estimate_period=_LOOKED_BACK,
             disable=not console.is_terminal,
         )
         self._all = self._progress.add_task("cells", total=len(jobs))

@@ -37,7 +37,7 @@ def play(
     started, busy = time.perf_counter(), time.process_time()
     silos = build_silos(cell, data_dir, device)
     dataset = load_dataset(cell.dataset, data_dir, cell.judged_on)
-    training = Training(replace(cell, rounds=rounds_of(cell, dataset), epochs=0.0), silos)
+    training = Training(replace(cell, rounds=rounds_of(cell, dataset), epochs=0), silos)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", AggregatorWarning)  # counted below, round by round
         training.run(progress, checkpoints)

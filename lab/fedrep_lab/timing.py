@@ -58,7 +58,7 @@ class Estimates:
         from fedrep_lab.simulation import play
 
         torch.set_num_threads(1)
-        short, shorter = (replace(cell, rounds=n, epochs=0.0, evaluations=1) for n in (_TRIED_ROUNDS, 1))
+        short, shorter = (replace(cell, rounds=n, epochs=0, evaluations=1) for n in (_TRIED_ROUNDS, 1))
         spent = [play(one, plan.data_dir, device=plan.device)["cpu_seconds"] for one in (shorter, shorter, short)][1:]
         each = max(1e-3, (spent[1] - spent[0]) / (_TRIED_ROUNDS - 1))
         known = {kind: list(values) for kind, values in self.known.items()}

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from fedrep.errors import SettingsError
 from fedrep_lab.catalogue import experiment_from
 from fedrep_lab.results import ResultFolder
 from fedrep_lab.running import Plan, run_experiments
@@ -87,6 +88,9 @@ def test_a_local_ray_listens_on_this_machine_alone_and_a_killed_workers_cell_is_
         finally:
             done.set()
             killer.join()
+        with pytest.raises(SettingsError, match="There is no rule 'foo'") as refused:
+            run_experiments([experiment], Plan("smoke", tmp_path / "bad", engine="ray", changes={"rule": "foo"}), QUIET)
+        assert "Traceback" not in str(refused.value)
     assert killed, "no worker was seen at work"
     assert outcome["ran"] == 3
     run_experiments([experiment], Plan("smoke", tmp_path / "here", changes=LONG), QUIET)

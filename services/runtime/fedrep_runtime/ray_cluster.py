@@ -29,7 +29,12 @@ def ray_cluster(processors: int | None = None) -> Iterator[Any]:
     if mine:
         local = {"num_cpus": processors, "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
         settings: dict[str, Any] = {"address": address} if address else local
-        ray.init(log_to_driver=False, logging_level=logging.ERROR, **settings)
+        try:
+            ray.init(log_to_driver=False, logging_level=logging.ERROR, **settings)
+        except Exception as error:  # Ray raises all kinds
+            where = f"to the cluster that RAY_ADDRESS names ({address})" if address else "on this machine"
+            said = str(error).strip().partition("\n")[0]
+            raise SettingsError(f"Ray does not connect {where}: {said} Use --engine local, or mend it.") from error
     try:
         yield ray
     finally:
