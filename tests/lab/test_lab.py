@@ -244,7 +244,7 @@ def test_mistakes_in_an_experiment_are_explained(capsys: pytest.CaptureFixture[s
 
 def test_a_data_folder_that_is_missing_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lab", "run", "rings", "--preset", "laptop", "--out", str(tmp_path)]) == 1
-    assert "needs data_dir" in capsys.readouterr().err
+    assert "say with --data-dir" in capsys.readouterr().err
     with pytest.raises(NotFoundError, match="There are no results at all"):
         write_report(tmp_path / "nothing", None, tmp_path / "report.html")
 
