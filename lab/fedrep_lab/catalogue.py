@@ -85,9 +85,11 @@ class Experiment:
         return list({one.key(): one for cell in tuned for one in tuning_cells(cell, table, also)}.values())
 
     def _tuning_table(self, preset: str) -> tuple[Mapping[str, Any] | None, Sequence[str]]:
-        """The preset's, and what this experiment tells apart beside a method's own settings, in all presets or in this one."""
+        """The preset's with what this experiment changes, in all presets or in this one; and what else it tells apart (`also`)."""
+        table = load_presets().get(preset, {}).get("tuning")
         own = {**self.tables.get("tuning", {}), **self.tables.get(preset, {}).get("tuning", {})}
-        return load_presets().get(preset, {}).get("tuning"), own.get("also", ())
+        also = own.pop("also", ())
+        return (None if table is None else {**table, **own}), also
 
     def _points(self, preset: str, changes: Mapping[str, Any] | None) -> Iterator[tuple[Cell, bool]]:
         """Every cell, and whether its rate is left to tuning."""
