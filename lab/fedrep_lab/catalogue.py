@@ -85,18 +85,14 @@ class Experiment:
         return list({one.key(): one for cell in tuned for one in tuning_cells(cell, table, also)}.values())
 
     def _tuning_table(self, preset: str) -> tuple[Mapping[str, Any] | None, Sequence[str]]:
-        """The preset's with what this experiment changes, in all presets or in this one; and what else it tells apart (`also`)."""
-        table = load_presets().get(preset, {}).get("tuning")
-        own = {**self.tables.get("tuning", {}), **self.tables.get(preset, {}).get("tuning", {})}
-        also = own.pop("also", ())
-        return (None if table is None else {**table, **own}), also
+        return load_presets().get(preset, {}).get("tuning"), self.tables.get("tuning", {}).get("also", ())
 
     def _points(self, preset: str, changes: Mapping[str, Any] | None) -> Iterator[tuple[Cell, bool]]:
         """Every cell, and whether its rate is left to tuning."""
         presets = load_presets()
         if preset not in presets:
             raise SettingsError(f"There is no preset {preset!r}; choose {', '.join(presets)}.")
-        own = {name: value for name, value in self.tables.get(preset, {}).items() if name != "tuning"}
+        own = dict(self.tables.get(preset, {}))
         grid = {**self.tables.get("grid", {}), **own.pop("grid", {})}
         variants = own.pop("variants", None) or self.tables.get("variants") or [{}]
         limits = presets[preset].get("limits", {})

@@ -32,7 +32,7 @@ _SIZES = ("paper", "cifar", "laptop", "smoke")
 _STATED = ("dataset", "model", "m", "f", "s", "rounds", "epochs", "interval", "beta", "rate", "seed", "rule")
 _LENGTHS = ("rounds", "epochs")
 _METHOD = ("method", "rule", "pre", "beta", "interval")
-_TELLING = ("f", "attackers", "method_settings", "ratio", "alpha")  # said of a method where its rate depends on them
+_TELLING = ("f", "attackers", "method_settings", "ratio")  # said of a method where its rate depends on them
 
 
 def _length(result: Result) -> str:

@@ -5,7 +5,7 @@ the one with the best accuracy on held-out training images, in a shorter trainin
 A method that defends itself against nothing has two: this one for cells with attackers at work, so that no loss is due to a rate
 that suits peace alone, and for the others the best one without attack. So no rate is chosen by the test images, by the attack
 that a cell then plays, or more carefully for one method than for another; and none is chosen for the way in which data are
-split, nor for a value of alpha, K or s, unless an experiment that is about them says so (`also`).
+split, nor for a value of alpha, K or s, unless an experiment says so (`also`).
 """
 
 from __future__ import annotations
