@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fedrep_lab.comparisons import FAILS, HOLDS, UNTESTED, Checks, Verdict
+from fedrep_lab.comparisons import FAILS, HOLDS, UNTESTED, Checks, Verdict, seeds_of
 from fedrep_lab.results import Result
 from fedrep_lab.scores import place_name, places_of, score, select, values_of
 
@@ -66,10 +66,12 @@ def record_selection(results: Sequence[Result]) -> Verdict:
 
 def membership(results: Sequence[Result]) -> Verdict:
     rows = []
-    above, weak, private = [], [], 0
-    for result in sorted(results, key=lambda one: one.cell.record_epsilon):
+    above, weak = [], []
+    private = {result.cell.record_epsilon for result in results} - {0.0}
+    for result in sorted(results, key=lambda one: (one.cell.record_epsilon, one.cell.seed)):
         epsilon, found = result.cell.record_epsilon, result.metrics
-        row: dict[str, Any] = {"record epsilon": f"{epsilon:g}" if epsilon else "none", "bound": round(found["bound"], 4)}
+        row: dict[str, Any] = {"record epsilon": f"{epsilon:g}" if epsilon else "none", "seed": result.cell.seed}
+        row["bound"] = round(found["bound"], 4)
         for name in ("loss", "ratio"):
             row[f"by {name}"] = round(found[f"{name}_advantage"], 3)
             row[f"95 % of {name}"] = f"{found[f'{name}_least']:.3f} to {found[f'{name}_most']:.3f}"
@@ -78,13 +80,15 @@ def membership(results: Sequence[Result]) -> Verdict:
         if not epsilon:
             weak += [best] if best < TELLS else []
         else:
-            private += 1
             # The measured figure itself has to lie below, not only its lower confidence limit.
             above += [epsilon] if best > found["bound"] else []
-    if private == len(results) or not private:
+    if not private or not any(result.cell.record_epsilon == 0 for result in results):
         return Verdict(UNTESTED, "Trainings with and without privacy are both needed.", rows)
     if above:
-        return Verdict(FAILS, f"More than the bound was measured at epsilon {', '.join(f'{value:g}' for value in above)}.", rows)
+        return Verdict(
+            FAILS, f"More than the bound was measured at epsilon {', '.join(f'{value:g}' for value in sorted(set(above)))}.", rows
+        )
     if weak:
         return Verdict(FAILS, f"The attack is too weak to tell anything: without privacy its advantage is {weak[0]:.3f}.", rows)
-    return Verdict(HOLDS, f"The advantage is below the bound for each of {private} epsilons.", rows)
+    basis = seeds_of([len({result.cell.seed for result in results})])
+    return Verdict(HOLDS, f"The advantage is below the bound for each of {len(private)} epsilons ({basis}).", rows)
