@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -62,6 +63,7 @@ def open_addresses(pids: set[int]) -> set[str]:
 def test_a_local_ray_listens_on_this_machine_alone_and_a_killed_workers_cell_is_run_again(tmp_path: Path) -> None:
     if find_spec("ray") is None:
         pytest.skip("Ray is not installed; pip install 'fedrep[ray]' to test its engine.")
+    import_module("ray")  # some library may have done so long before
     experiment = experiment_from("alpha_cclip", TABLES)
     others = of_ray()
     killed: list[int] = []

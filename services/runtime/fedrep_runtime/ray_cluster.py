@@ -19,7 +19,7 @@ def ray_cluster(processors: int | None = None) -> Iterator[Any]:
     """The module `ray`, connected. One that is connected already is used, and left as it is."""
     address = os.environ.get("RAY_ADDRESS")
     if not address:
-        # Read when ray is imported, and by all that it starts: with it a node is at 127.0.0.1, and nothing listens elsewhere.
+        # Read by all that ray starts: with it a node is at 127.0.0.1, and nothing listens elsewhere.
         os.environ.setdefault(_LOCAL_ONLY, "0")
     try:
         ray = importlib.import_module("ray")
@@ -27,6 +27,9 @@ def ray_cluster(processors: int | None = None) -> Iterator[Any]:
         raise SettingsError("The Ray engine needs the package ray: pip install 'fedrep[ray]', or use --engine local.") from error
     mine = not ray.is_initialized()
     if mine:
+        if not address:  # ray read it when it was imported, which may have been before, by any library
+            constants: Any = importlib.import_module("ray._private.ray_constants")
+            constants.ENABLE_RAY_CLUSTER = False
         local = {"num_cpus": processors, "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
         settings: dict[str, Any] = {"address": address} if address else local
         try:
