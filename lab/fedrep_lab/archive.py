@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ def restore(tables: Path, folder: Path, preset: str) -> dict[str, int]:
             continue
         histories = _histories(tables / f"{name}-history.csv")
         restored[name] = 0
-        for row in _rows(table):
+        for row in _rows(table, {"key", *_TIMES}):
             cell = _cell(row, table)
             if cell.task == "train" and cell.dataset != dataset:
                 raise SettingsError(f"{table} holds cells on {cell.dataset}, the preset {preset} has {dataset}: say --preset.")
@@ -40,20 +40,21 @@ def restore(tables: Path, folder: Path, preset: str) -> dict[str, int]:
     return restored
 
 
-def _rows(path: Path) -> list[dict[str, str]]:
+def _rows(path: Path, needed: Set[str]) -> list[dict[str, str]]:
     try:
         with path.open(newline="", encoding="utf-8") as lines:
             found = list(csv.DictReader(lines))
     except (UnicodeDecodeError, csv.Error) as error:
         raise DecodeError(f"{path} is no table ({error}); fetch it again.") from error
-    if any(None in row or None in row.values() or "key" not in row for row in found):
-        raise DecodeError(f"{path} is damaged: a row has more or fewer entries than its first line; fetch it again.")
+    if any(None in row or None in row.values() or not row.keys() >= needed for row in found):
+        lacks = f"its first line lacks one of {', '.join(sorted(needed))}, or a row has more or fewer entries than that"
+        raise DecodeError(f"{path} is damaged: {lacks}; fetch it again.")
     return found
 
 
 def _histories(path: Path) -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = {}
-    for row in _rows(path) if path.is_file() else []:
+    for row in _rows(path, {"key"}) if path.is_file() else []:
         point = {name: _number(text) for name, text in row.items() if name != "key"}
         found.setdefault(row["key"], []).append(point)
     return found
@@ -74,7 +75,7 @@ def _cell(row: Mapping[str, str], where: Path) -> Cell:
 
 def _outcome(row: Mapping[str, str], history: list[dict[str, Any]]) -> dict[str, Any]:
     metrics = {name: value for name, value in _part(row, "result_", _number).items() if value is not None}
-    return {"metrics": metrics, "history": history, **{name: _number(row.get(name, "0")) for name in _TIMES}}
+    return {"metrics": metrics, "history": history, **{name: _number(row[name]) for name in _TIMES}}
 
 
 def _part(row: Mapping[str, str], prefix: str, read: Any = str) -> dict[str, Any]:

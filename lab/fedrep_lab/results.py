@@ -43,6 +43,9 @@ _DECIDING_MODULES = (
 )
 
 
+_OUTCOME = ("code", "parameters", "metrics", "history", "seconds", "cpu_seconds")  # what a result has beside its cell
+
+
 @dataclass(frozen=True)
 class Result:
     experiment: str
@@ -96,12 +99,9 @@ class ResultFolder:
 
     def adopt(self, experiment: str, preset: str, cell: Cell) -> bool:
         """Take over the same cell from another experiment, where it has been run; False if nobody has."""
-        own = self.path(experiment, preset, cell)
         for path in sorted((self.root / preset).glob(f"*/{cell.key()}.json")):
-            self._read(path)
-            record = {**json.loads(path.read_text()), "experiment": experiment}
-            own.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(own, (json.dumps(record, allow_nan=False) + "\n").encode(), mode=0o644)
+            found = vars(self._read(path))
+            self.write(experiment, preset, cell, {name: found[name] for name in _OUTCOME})
             return True
         return False
 

@@ -17,6 +17,7 @@ from fedrep_lab import tuning
 from fedrep_lab.catalogue import Experiment
 from fedrep_lab.cell import Cell
 from fedrep_lab.engines import Job, run_here, run_in_pool, run_on_ray
+from fedrep_lab.measurements import ON_DATA
 from fedrep_lab.results import ResultFolder
 from fedrep_lab.tuning import by_key
 from fedrep_runtime.files import lock_folder
@@ -101,7 +102,8 @@ def _run_missing(
 def _run(jobs: Sequence[Job], plan: Plan, console: Console) -> None:
     if not jobs:
         return
-    wanted = sorted({job.cell.dataset for job in jobs if job.cell.task == "train" and job.cell.dataset != "digits"})
+    on_data = [job.cell for job in jobs if job.cell.task == "train" or job.cell.task in ON_DATA]
+    wanted = sorted({cell.dataset for cell in on_data} - {"digits"})  # which come with scikit-learn
     if wanted and plan.data_dir is None:
         raise SettingsError(f"These cells train on {' and '.join(wanted)}: say with --data-dir where the data are.")
     with Bars(jobs, console) as bars:

@@ -55,9 +55,10 @@ def test_a_folder_is_filled_by_one_run_at_a_time(tmp_path: Path) -> None:
         run_experiments([experiment_from("alpha_cclip", TABLES)], Plan("smoke", tmp_path), QUIET)
 
 
-def test_data_that_nobody_named_are_asked_for_before_anything_is_run(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="train on fashion_mnist: say with --data-dir"):
-        run_experiments(load_experiments(["rings"]), Plan("laptop", tmp_path), QUIET)
+@pytest.mark.parametrize("name", ["rings", "membership"])
+def test_data_that_nobody_named_are_asked_for_before_anything_is_run(name: str, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"on fashion_mnist: say with --data-dir"):
+        run_experiments(load_experiments([name]), Plan("laptop", tmp_path), QUIET)
 
 
 def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,12 +126,22 @@ def test_tables_of_another_preset_are_not_taken_up(published: Path, tmp_path: Pa
         restore(published, tmp_path / "other", "laptop")
 
 
+HEAD = b"key,rounds,seconds,cpu_seconds,parameters\n"
+
+
 @pytest.mark.parametrize(
-    "damage", [b"\xff\xfe\x00", b"key,task\na\n", b"key,task\na,b,c\n", b"task\ntrain\n", b"key,rounds\na,none\n"]
+    ("damage", "said"),
+    [
+        (b"\xff\xfe\x00", "is no table"),
+        (HEAD + b"a,5,1,1\n", "more or fewer entries"),
+        (HEAD + b"a,5,1,1,1,1\n", "more or fewer entries"),
+        (b"key,rounds\na,5\n", "lacks one of cpu_seconds, key, parameters, seconds"),
+        (HEAD + b"a,none,1,1,1\n", "rounds to 'none', which is not a whole number"),
+    ],
 )
-def test_a_damaged_table_is_named(damage: bytes, published: Path, tmp_path: Path) -> None:
+def test_a_damaged_table_is_named(damage: bytes, said: str, published: Path, tmp_path: Path) -> None:
     (published / "rings.csv").write_bytes(damage)
-    with pytest.raises(DecodeError, match=r"rings\.csv"):
+    with pytest.raises(DecodeError, match=rf"rings\.csv .*{said}"):
         restore(published, tmp_path / "other", "smoke")
 
 
