@@ -31,9 +31,8 @@ def pair(new_postgres_url: NewUrl) -> Iterator[tuple[SqlStore, SqlStore]]:
 
 
 def leader_of(store: SqlStore, name: str) -> PostgresLeadership:
-    found = leadership_of(store.database, Path("unused"), name)
-    assert isinstance(found, PostgresLeadership)
-    return found
+    """Patient, so that a busy machine does not look like a frozen one."""
+    return PostgresLeadership(store.database, name, grace_seconds=60.0)
 
 
 def end_lock_session(store: SqlStore) -> None:
@@ -120,6 +119,46 @@ def test_a_new_leader_waits_for_what_the_old_one_is_committing_and_sees_it(pair:
         assert seen == []
     taker.join()
     assert seen == [1]
+    second.release()
+
+
+def test_what_a_frozen_leader_left_open_is_ended_all_at_once(pair: tuple[SqlStore, SqlStore]) -> None:
+    """One transaction waits for another's row, as a frozen leader's do; the database alone would end them one by one."""
+    first = leader_of(pair[0], "one")
+    second = PostgresLeadership(pair[1].database, "two", grace_seconds=0.05)
+    assert first.acquire(0)
+    ended: list[str] = []
+    taken_over = threading.Event()
+
+    def write() -> None:
+        try:
+            with pair[0].database.write() as connection:
+                connection.execute(text("SET idle_in_transaction_session_timeout = 0"))  # never, here
+                connection.execute(text("UPDATE runs SET last_round = 1"))
+                taken_over.wait()
+                connection.execute(text("SELECT 1"))
+        except StoreUnavailableError as error:
+            ended.append(str(error))
+
+    threads = [threading.Thread(target=write) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    writers = (
+        "SELECT count(*) FROM pg_locks WHERE relation = 'runs'::regclass AND mode = 'RowExclusiveLock'"  # one waits for a row
+    )
+    with pair[1].database.read() as connection:
+        while connection.execute(text(writers)).scalar_one() < 2:
+            pass
+    end_lock_session(pair[1])
+    try:
+        assert second.acquire(0)
+    finally:
+        taken_over.set()
+        for thread in threads:
+            thread.join()
+    assert ["terminating connection due to administrator command" in text for text in ended] == [True, True]
+    assert pair[1].run("run").progress.last_round == 0
+    pair[1].commit_round(a_commit(1))
     second.release()
 
 

@@ -3,7 +3,9 @@
 The lock lives as long as its session: when the leader dies or is cut off, the database drops the lock and a standby gets
 it. A former leader that has not noticed yet is stopped by the fence: every write transaction checks, in the database,
 that the lock's session still holds it and that the term has not moved on. The check keeps the term's row locked until
-commit, and a new leader raises the term before it reads anything: what the old one still commits, the new one sees. The
+commit, and a new leader raises the term before it reads anything: what the old one still commits, the new one sees. A
+transaction that is not committed within seconds, of a leader that was frozen, is ended from here: the database would end
+them too, but one after the other, where one waits for a row of the next. The
 schema is migrated by whoever has just got the lead, after that: never under another leader.
 
 Who lost the lead ends its process and starts afresh: nothing that it knew from before may reach the store.
@@ -21,8 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import structlog
 from sqlalchemy import Connection, NullPool, select, text, update
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError, SQLAlchemyError
 
 from fedrep.errors import SettingsError, StoreUnavailableError
 from fedrep_runtime.files import lock_folder
@@ -30,8 +33,12 @@ from fedrep_server.store.database import Database, make_engine, sentence
 from fedrep_server.store.schema import migrate
 from fedrep_server.store.tables import leadership
 
+log = structlog.get_logger(__name__)
+
 LEADER_LOCK = 0x666564726C  # "fedrl"
 RETRY_SECONDS = 0.5
+# How long a former leader may take for what it is committing when its lock is gone.
+GRACE_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +104,11 @@ class FolderLeadership:
 class PostgresLeadership:
     """Also the fence of its database, from `acquire` on: what is not written as the leader is not written at all."""
 
-    def __init__(self, database: Database, holder: str, revision: str = "head") -> None:
+    def __init__(self, database: Database, holder: str, revision: str = "head", grace_seconds: float = GRACE_SECONDS) -> None:
         self._database = database
         self._holder = holder
         self._revision = revision
+        self._grace_seconds = grace_seconds
         self._engine = make_engine(database.url, poolclass=NullPool)
         self._session: Connection | None = None
         self._one_caller = threading.Lock()
@@ -137,9 +145,29 @@ class PostgresLeadership:
             return True
 
     def _raise_term(self, session: Connection) -> int:
-        """Waits for whatever the former leader is committing at this moment."""
+        """Waits for whatever the former leader is committing at this moment, and ends what it does not commit."""
         raised = update(leadership).values(term=leadership.c.term + 1, holder=self._holder).returning(leadership.c.term)
-        return int(session.execute(raised).scalar_one())
+        session.execute(text(f"SET lock_timeout = {max(1, round(1000 * self._grace_seconds))}"))
+        try:
+            while True:
+                try:
+                    return int(session.execute(raised).scalar_one())
+                except OperationalError as error:
+                    if getattr(error.orig, "sqlstate", None) != _LOCK_NOT_AVAILABLE or self._released.is_set():
+                        raise
+                self._end_transactions_of_the_former_leader(session)
+        finally:
+            if not session.invalidated:
+                session.execute(text("RESET lock_timeout"))
+
+    def _end_transactions_of_the_former_leader(self, session: Connection) -> None:
+        try:
+            ended = session.execute(_END_FENCED).scalars().all()
+        except ProgrammingError as error:
+            if getattr(error.orig, "sqlstate", None) != _INSUFFICIENT_PRIVILEGE:
+                raise
+            return  # it came as another user; the database ends them after a while by itself
+        log.warning("ended_transactions_of_former_leader", count=len(ended), why="not committed in time after its lead was lost")
 
     def _connect(self) -> Connection:
         self._session = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
@@ -198,6 +226,15 @@ def _has_tables(session: Connection) -> bool:
     return session.execute(text("SELECT to_regclass('leadership')")).scalar_one() is not None
 
 
+_LOCK_NOT_AVAILABLE = "55P03"
+_INSUFFICIENT_PRIVILEGE = "42501"
+# Whoever passed the fence has locked the term's row to share it, and only who passed the fence has. Whoever waits in line
+# for that lock is not `granted` it, and finds another term.
+_END_FENCED = text(
+    "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'relation' AND mode = 'RowShareLock' AND granted"
+    " AND relation = CAST('leadership' AS regclass) AND pid <> pg_backend_pid()"
+    " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+)
 _LOCK_HELD = text(
     "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND granted AND pid = :pid AND objsubid = 1"
     " AND classid = CAST(:high AS oid) AND objid = CAST(:low AS oid)"
