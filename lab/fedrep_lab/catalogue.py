@@ -103,8 +103,8 @@ class Experiment:
             for point in itertools.product(*grid.values()):
                 settings = {**shared, **dict(zip(grid, point, strict=True)), **variant, **changes}
                 settings.pop("stated", None)
-                for name, most in limits.items():
-                    settings[name] = min(settings.get(name, getattr(Cell, name)), most)
+                for name in limits.keys() - changes.keys():
+                    settings[name] = min(settings.get(name, getattr(Cell, name)), limits[name])
                 cell = cell_from(settings, f"The experiment {self.name}")
                 yield cell, "tuning" in presets[preset] and "rate" not in settings and cell.task == "train"
 

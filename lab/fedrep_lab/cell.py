@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -110,6 +110,19 @@ class Cell:
     def honest(self) -> int:
         """The first so many silos do what they should; the rest are the attackers."""
         return self.m - self.attackers
+
+    def take_settings(self, names: Collection[str], whose: str) -> None:
+        """A setting that nobody would read is refused: the cell would be called what it is not."""
+        unknown = sorted(self.method_settings.keys() - set(names))
+        if unknown:
+            taken = f"it takes {', '.join(names)}" if names else "it takes none"
+            raise SettingsError(f"{whose} has no setting {', '.join(unknown)} in method_settings; {taken}.")
+
+    def setting(self, name: str) -> Any:
+        """Of the method's settings, one that has no default."""
+        if name not in self.method_settings:
+            raise SettingsError(f"The task {self.task} needs {name} in method_settings.")
+        return self.method_settings[name]
 
     def per_silo(self, parameters: int) -> int:
         """k = floor(K/m), as in the service, but at least one; K = m d means that everybody proposes everything: SHARE."""

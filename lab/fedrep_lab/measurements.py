@@ -29,9 +29,12 @@ MEASUREMENTS: dict[str, Callable[[Cell, np.random.Generator], dict[str, float]]]
 
 ON_DATA: dict[str, Callable[[Cell, np.random.Generator, Path | None], dict[str, float]]] = {"membership": membership}
 TASKS = (*MEASUREMENTS, *ON_DATA)
+_TAKES = {"attendance": ("min_survivors",), "membership": ("records", "trials")}
+_OF_SILOS = ("records", "parameters")  # of silos with a record epsilon
 
 
 def measure(cell: Cell, data_dir: Path | None = None) -> dict[str, Any]:
+    cell.take_settings(_TAKES.get(cell.task, _OF_SILOS), f"The task {cell.task}")
     started, busy = time.perf_counter(), time.process_time()
     rng = np.random.default_rng(cell.seed)
     metrics = ON_DATA[cell.task](cell, rng, data_dir) if cell.task in ON_DATA else MEASUREMENTS[cell.task](cell, rng)

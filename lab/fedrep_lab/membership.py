@@ -61,7 +61,7 @@ def membership(cell: Cell, rng: np.random.Generator, data_dir: Path | None) -> d
     model = torch.from_numpy(shards.judge.initial())
     loss = flat_loss(module)
     image, label = _stranger(dataset.test, shards.plain, len(dataset.classes))
-    inputs, targets = shards.images(0, np.arange(min(int(shards.samples[0]), int(cell.method_settings["records"]))))
+    inputs, targets = shards.images(0, np.arange(min(int(shards.samples[0]), int(cell.setting("records")))))
     clip = cell.clip_norm if cell.record_epsilon else math.inf
     one_by_one = vmap(grad(lambda flat, x, y: loss(flat, x[None], y[None])), (None, 0, 0), chunk_size=_AT_ONCE)
     rate = min(1.0, cell.batch_size / len(targets))
@@ -70,7 +70,7 @@ def membership(cell: Cell, rng: np.random.Generator, data_dir: Path | None) -> d
         noise = cell.clip_norm * noise_of(cell.record_epsilon, cell.record_delta, rate, cell.interval, cell.rounds)
     record = _cut(one_by_one(model, image, label), clip)[0]
     silo = Silo(_cut(one_by_one(model, inputs, targets), clip), record, rate, noise)
-    present = np.arange(2 * int(cell.method_settings["trials"])) % 2 == 0
+    present = np.arange(2 * int(cell.setting("trials"))) % 2 == 0
     ratios, losses = [], []
     for there in np.array_split(present, -(-present.size // _AT_ONCE)):
         ratio, update = _trained(silo, there, cell, rng)

@@ -24,6 +24,6 @@ def update_noise(cell: Cell) -> float:
     """
     if not cell.record_epsilon:
         return 1.0
-    records, parameters = cell.method_settings["records"], cell.method_settings["parameters"]
+    records, parameters = cell.setting("records"), cell.setting("parameters")
     sigma = noise_of(cell.record_epsilon, cell.record_delta, cell.batch_size / records, cell.interval, cell.rounds)
     return math.hypot(1.0, sigma * math.sqrt(parameters) / cell.batch_size)

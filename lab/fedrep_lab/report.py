@@ -21,6 +21,7 @@ from fedrep_lab.catalogue import Experiment, load_experiments, load_presets
 from fedrep_lab.comparisons import Verdict
 from fedrep_lab.figures import draw
 from fedrep_lab.grids import Grid, apart_from_seed
+from fedrep_lab.measurements import ON_DATA
 from fedrep_lab.results import Result, ResultFolder, tables_of
 from fedrep_lab.scores import grouped, label, values_of, varying
 from fedrep_lab.tuning import by_key
@@ -31,13 +32,17 @@ _SIZES = ("paper", "cifar", "laptop", "smoke")
 # What is said of every experiment, from its cells; the rest of the settings is in the CSV files.
 _STATED = ("dataset", "model", "m", "f", "s", "rounds", "epochs", "interval", "beta", "rate", "seed", "rule")
 _LENGTHS = ("rounds", "epochs")
+_OF_TRAINING = ("dataset", "model", "interval", "beta", "rate", "rule")
 _METHOD = ("method", "rule", "pre", "beta", "interval")
 _TELLING = ("f", "attackers", "method_settings", "ratio")  # said of a method where its rate depends on them
 
 
-def _length(result: Result) -> str:
-    """Which of the two decided how long the cell was trained."""
-    return "epochs" if result.cell.epochs > 0 else "rounds"
+def _depends_on(result: Result, setting: str) -> bool:
+    """Of the two lengths one decided how long a cell was trained; what measures without data has neither data nor training."""
+    cell = result.cell
+    if setting in _LENGTHS:
+        return setting == ("epochs" if cell.epochs > 0 else "rounds")
+    return setting not in _OF_TRAINING or cell.task == "train" or cell.task in ON_DATA
 
 
 @dataclass(frozen=True)
@@ -87,8 +92,7 @@ class Section:
         """What was run, from the cells themselves and not from the preset."""
         parts = []
         for name in _STATED:
-            cells = (result for result in self.results if name not in _LENGTHS or name == _length(result))
-            values = values_of(list(cells), name)
+            values = values_of([result for result in self.results if _depends_on(result, name)], name)
             if values:
                 parts.append(f"{name} {', '.join(map(str, values))}")
         return "; ".join(parts)

@@ -34,6 +34,7 @@ def play(
     """The history of the training and what it comes to, ready for JSON."""
     if cell.method not in METHODS:
         raise SettingsError(f"There is no method {cell.method!r}; choose from {', '.join(METHODS)}.")
+    cell.take_settings(METHODS[cell.method].takes, f"The method {cell.method}")
     started, busy = time.perf_counter(), time.process_time()
     silos = build_silos(cell, data_dir, device)
     dataset = load_dataset(cell.dataset, data_dir, cell.judged_on)

@@ -48,6 +48,7 @@ def test_cells_with_other_settings_than_the_presets_are_not_judged_and_further_s
     status, page = reported(tmp_path, "attendance")
     assert status == HOLDS
     assert "36 cells" in page
+    assert "Run: m 10, 32; f 0; s 2, 3, 4, 5, 6; rounds 400; seed 0." in page, "nobody trained, on no data"
     assert "6 of the cells have other settings than the preset's" in page
     assert "6 of the cells have other settings than the preset's" in (tmp_path / "report.html").read_text()
     assert len((tmp_path / "pages" / "attendance.csv").read_text().splitlines()) == 1 + 36

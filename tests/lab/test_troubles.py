@@ -161,17 +161,47 @@ def test_a_damaged_cell_of_another_experiment_is_named_too(part: dict[str, Any],
         folder.adopt("price", "smoke", cell)
 
 
-def test_a_cluster_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Ray:
-        @staticmethod
-        def is_initialized() -> bool:
-            return False
+class FakeRay:
+    @staticmethod
+    def is_initialized() -> bool:
+        return False
 
-        @staticmethod
-        def init(**_: object) -> None:
-            raise ConnectionError("no such host\nand a long story")
+    @staticmethod
+    def init(**_: object) -> None:
+        raise ConnectionError("no such cluster\nand a long story")
 
-    monkeypatch.setitem(sys.modules, "ray", Ray)
-    monkeypatch.setenv("RAY_ADDRESS", "nowhere:1")
-    with pytest.raises(SettingsError, match=r"RAY_ADDRESS names \(nowhere:1\): no such host Use"), ray_cluster():
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("auto", r"\(auto\): no such cluster Use"),
+        ("ray://localhost:1", r"\(ray://localhost:1\): .*refused"),  # said at once, where Ray goes on asking for minutes
+    ],
+)
+def test_a_cluster_that_does_not_answer_is_named(address: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", FakeRay)
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(SettingsError, match="RAY_ADDRESS names " + said), ray_cluster():
         pass
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"method_settings": {"min_survivors": 2}}, "The method fedrep has no setting min_survivors .*takes memory"),
+        ({"method": "share", "method_settings": {"memory": 2}}, "The method share has no setting memory .*takes none"),
+        ({"task": "attendance", "method_settings": {"memory": 2}}, "The task attendance has no setting memory"),
+        ({"task": "regression", "record_epsilon": 2.0}, "The task regression needs records in method_settings"),
+    ],
+)
+def test_a_method_is_played_with_settings_of_its_own_alone(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+    experiment = experiment_from("alpha_cclip", {**TABLES, "grid": {}})
+    with pytest.raises(SettingsError, match=said):
+        run_experiments([experiment], Plan("smoke", tmp_path, changes={"rounds": 2, **changes}), QUIET)
+
+
+def test_what_a_preset_limits_may_be_asked_for_all_the_same() -> None:
+    (cell,) = experiment_from("mine", {**TABLES, "grid": {}}).cells("smoke", {"f": 2})
+    assert (cell.f, cell.s) == (2, 2)
+    with pytest.raises(SettingsError, match="f is 8 of m = 8 silos"):
+        experiment_from("mine", TABLES).cells("smoke", {"f": 8})

@@ -16,6 +16,7 @@ from fedrep_lab.methods.interface import BufferedRule, Matrix, Setting, Step, bu
 
 class CltK:
     view: ClassVar[str] = "sums over a buffer"
+    takes: ClassVar[tuple[str, ...]] = ("byzantine_leader",)
 
     def __init__(self, setting: Setting) -> None:
         self._setting = setting

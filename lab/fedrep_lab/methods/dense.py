@@ -15,6 +15,7 @@ class DenseMean:
     """The plain mean of all silos, each of the same weight."""
 
     view: ClassVar[str] = "the sum over all silos"
+    takes: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
@@ -39,6 +40,7 @@ class Central:
     """One machine with all the data: what the federation would reach without silos, attackers or compression."""
 
     view: ClassVar[str] = "everything"
+    takes: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, setting: Setting) -> None:
         pass
@@ -51,6 +53,7 @@ class Share:
     """SHARE (Velicheti et al., 2021): secure sums in random clusters of s silos, a robust rule over the clusters."""
 
     view: ClassVar[str] = "sums over a cluster"
+    takes: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
@@ -67,6 +70,7 @@ class F2ed(Share):
     """F2ed-Learning (Wang et al., 2020): secure sums in shards, then FilterL2 over the shards."""
 
     view: ClassVar[str] = "sums over a shard"
+    takes: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(replace(setting, cell=replace(setting.cell, rule="filter_l2", rule_settings={}, pre=())))

@@ -51,6 +51,7 @@ class Turnout:
 
 class FedREP:
     view: ClassVar[str] = "sums over a buffer"
+    takes: ClassVar[tuple[str, ...]] = ("memory",)
 
     def __init__(self, setting: Setting) -> None:
         cell = setting.cell

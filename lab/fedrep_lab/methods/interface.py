@@ -52,9 +52,10 @@ class Step:
 
 
 class Method(Protocol):
-    """`view` says what the server sees of a silo's values, for the measured Table 1."""
+    """`view` says what the server sees of a silo's values, for the measured Table 1; `takes` names its `method_settings`."""
 
     view: ClassVar[str]
+    takes: ClassVar[tuple[str, ...]]
 
     def __init__(self, setting: Setting) -> None: ...
 

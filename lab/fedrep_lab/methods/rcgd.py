@@ -17,6 +17,7 @@ from fedrep_lab.methods.interface import Matrix, Setting, Step, energy_kept
 
 class RcgdEf:
     view: ClassVar[str] = "each silo's values"
+    takes: ClassVar[tuple[str, ...]] = ("trimmed",)
 
     def __init__(self, setting: Setting) -> None:
         cell = setting.cell

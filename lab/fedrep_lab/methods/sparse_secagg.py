@@ -16,6 +16,7 @@ from fedrep_lab.methods.interface import METHOD, Matrix, Setting, Step
 
 class SparseSecAgg:
     view: ClassVar[str] = "the sum over all silos"
+    takes: ClassVar[tuple[str, ...]] = ("unbiased",)
 
     def __init__(self, setting: Setting) -> None:
         cell = setting.cell

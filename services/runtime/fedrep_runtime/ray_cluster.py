@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +13,16 @@ from typing import Any
 from fedrep.errors import SettingsError
 
 _LOCAL_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # Ray's name for it: there, too, a local Ray is for this machine alone
+
+
+_ANSWER_SECONDS = 5.0
+
+
+def _reach(address: str | None) -> None:
+    """Ray itself asks an address where nothing listens for minutes."""
+    host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
+    if colon and port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), _ANSWER_SECONDS).close()
 
 
 @contextmanager
@@ -33,6 +44,7 @@ def ray_cluster(processors: int | None = None) -> Iterator[Any]:
         local = {"num_cpus": processors, "include_dashboard": False, "_node_ip_address": "127.0.0.1"}
         settings: dict[str, Any] = {"address": address} if address else local
         try:
+            _reach(address)
             ray.init(log_to_driver=False, logging_level=logging.ERROR, **settings)
         except Exception as error:  # Ray raises all kinds
             where = f"to the cluster that RAY_ADDRESS names ({address})" if address else "on this machine"
