@@ -172,6 +172,69 @@ def test_a_buffer_that_training_changes_is_refused_and_stays_as_it_was(monkeypat
     assert trainer.state()["buffers/inner.last"].tolist() == [0.0, 0.0]
 
 
+class Codebook(nn.Module):
+    """A frozen parameter that follows the records."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.code = nn.Parameter(torch.zeros(2), requires_grad=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.code.data.add_(inputs.detach()[-1])
+        return inputs
+
+
+class Renormed(nn.Module):
+    """Moves its own trained parameter, as an embedding with `max_norm` does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(2))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.scale.data.clamp_(max=float(inputs.detach().abs().max()))
+        return inputs * self.scale
+
+
+class LooksAhead(nn.Module):
+    """The recipe of adversarial training: a backward of its own for the gradient of the inputs, which fills all others too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        moved = inputs.detach().requires_grad_(True)
+        self.inner(moved).sum().backward()
+        assert moved.grad is not None
+        return self.inner(inputs + 0.1 * moved.grad.sign())  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("inner", "said"),
+    [
+        (Codebook(), r"parameter inner\.code"),
+        (Renormed(), r"parameter inner\.scale"),
+        (LooksAhead(), r"calls backward\(\) itself"),
+    ],
+)
+def test_nothing_of_a_record_stays_in_a_module_beside_its_gradient(
+    inner: nn.Module, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawing(monkeypatch, 0, 1)
+    trainer = _trainer_of(inner)
+    trainer.privacy(None)
+    for _ in range(2):  # what was refused once is refused for good
+        with pytest.raises(SettingsError, match=said):
+            trainer.train(trainer.initial(), 0)
+
+
+@pytest.mark.parametrize("layer", [nn.Embedding(4, 2, max_norm=1.0), nn.EmbeddingBag(4, 2, max_norm=1.0)])
+def test_embeddings_that_shorten_the_rows_they_look_up_are_refused(layer: nn.Module) -> None:
+    with pytest.raises(SettingsError, match="with max_norm"):
+        RecordGradients(layer, list(layer.named_parameters()), lambda module, batch: module(batch).sum())
+
+
 class Centred(nn.Module):
     """Looks across the batch."""
 

@@ -21,6 +21,7 @@ from fedrep_trainers.record_gradients import LossOf, RecordGradients
 from fedrep_trainers.records import record_source
 from fedrep_trainers.settings import PrivacySettings, TrainerSettings
 from fedrep_trainers.trainer import Allowance
+from fedrep_trainers.untouched import Untouched
 
 
 class PrivateSteps:
@@ -43,7 +44,7 @@ class PrivateSteps:
             )
         self._source = record_source(train)
         self._gradients = RecordGradients(module, named, loss_of)
-        self._module = module
+        self._untouched = Untouched(module, named, gradient)
         self._gradient = gradient
         self._privacy = privacy
         self._steps = settings.interval
@@ -78,14 +79,15 @@ class PrivateSteps:
         assert self._noise is not None
         positions = secure_random.chosen(self._source.records, self._rate)
         self._gradient.zero_()
-        before = {name: buffer.clone() for name, buffer in self._module.named_buffers()}
+        total = torch.zeros_like(self._gradient)  # its own: a loss that calls backward() adds to `_gradient`
+        self._untouched.begin()
         losses = [torch.full((1,), torch.nan, device=self._gradient.device)]
         for piece in self._source.pieces(positions, number, self._privacy.records_at_once):
             here = to_device(piece, self._gradient.device)
-            losses.append(self._gradients.add_to(self._gradient, here, self._privacy.clip_norm, self._kept))
-        self._require_unchanged(before)
-        noise = secure_random.normals(self._gradient.numel()).mul_(self._noise * self._privacy.clip_norm)
-        self._gradient.add_(noise.to(self._gradient)).div_(self._source.batch_size)
+            losses.append(self._gradients.add_to(total, here, self._privacy.clip_norm, self._kept))
+        self._untouched.check()
+        noise = secure_random.normals(total.numel()).mul_(self._noise * self._privacy.clip_norm)
+        torch.add(total, noise.to(total), out=self._gradient).div_(self._source.batch_size)
         if self._kept is not None:
             self._gradient.mul_(self._kept)
         every = torch.cat(losses)
@@ -103,11 +105,3 @@ class PrivateSteps:
             return last.noise
         trainings = self._privacy.rounds or max(allowance.trainings, 1)
         return noise_for(allowance.budget, self._rate, self._steps, trainings, allowance.ledger)
-
-    def _require_unchanged(self, before: dict[str, Tensor]) -> None:
-        for name, buffer in self._module.named_buffers():
-            if not torch.equal(buffer, before[name]):
-                raise SettingsError(
-                    f"training changes the model's buffer {name}, which no noise covers; with [privacy] use layers that keep "
-                    "nothing of what they have seen, such as GroupNorm"
-                )

@@ -122,6 +122,12 @@ def require_independent_records(module: nn.Module) -> None:
                 "privacy can be bounded; with [privacy] use GroupNorm in its place (model = 'resnet20_gn' has it), on every silo"
             )
 
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None:
+            raise SettingsError(
+                f"{name or 'the model'} is a {type(layer).__name__} with max_norm, which shortens the rows of the very tokens "
+                "that a silo holds, in the model that it sends; with [privacy] leave max_norm out"
+            )
+
 
 def _record(batch: Any, place: int) -> Any:
     return _mapped(lambda tensor: tensor[place : place + 1], batch)
