@@ -186,7 +186,8 @@ class History:
         dense = self.dense * item.proposed
         paper = paper_bits(self.coordinates, max(item.roster_size, 1)) / 8 * item.proposed
         exact, theorem2 = optional(item, "epsilon"), optional(item, "epsilon_theorem2")
-        nothing_left = item.proposed == 0  # and so nothing was spent
+        # Nobody proposed, and so nothing was spent. Of a round that a restart cut off nobody knows: it has no roster.
+        nothing_left = item.proposed == 0 and item.roster_size > 0
         accuracy, loss = _three(item.silo_accuracy), _three(item.silo_loss)
         return schema.RoundRow(
             round=item.round,

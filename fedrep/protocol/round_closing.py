@@ -33,20 +33,32 @@ class Fate(Enum):
     ABSENT = "absent"
 
 
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """What the proposals of a round cost, and whom; never less than the silos themselves count."""
+
+    parameters: int
+    per_silo: int
+    alpha: float
+    silos: tuple[SiloName, ...]
+
+    @property
+    def epsilon(self) -> float | None:
+        return coordinate_epsilon(self.parameters, self.per_silo, self.alpha)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ClosedRound:
     """Everything a round changed, before any of it is on disk. `manifest` is None for a round that a restart cut off.
 
-    `charged` are the silos whose proposal cost `epsilon`: the same coordinates again release nothing new. `clip_rate` is the
-    share of proposers that said "clips".
+    `clip_rate` is the share of proposers that said "clips".
     """
 
     manifest: RoundManifest | None
     result: RoundResult
     update: Update
     progress: RunProgress
-    charged: tuple[SiloName, ...] = ()
-    epsilon: float | None = None
+    charge: Charge
     clip_rate: float | None = None
     update_norm: float | None = None
     fates: Mapping[SiloName, Fate] = field(default_factory=dict)
@@ -84,26 +96,48 @@ def close_round(
         model=model,
         attendance=progress.attendance.after_round(manifest.round, result.report),
         clip_range=progress.clip_range.after_round(bits, rules.byzantine, rules),
-        released={**progress.released, **result.proposals},
+        unsent=_unsent(result, progress),
     )
     return ClosedRound(
         manifest,
         result,
         _update(rules, after, result, descent),
         after,
-        charged=tuple(sorted(s for s, coded in result.proposals.items() if progress.released.get(s) != coded)),
-        epsilon=coordinate_epsilon(manifest.parameters, manifest.per_silo, manifest.alpha),
+        Charge(manifest.parameters, manifest.per_silo, manifest.alpha, _charged(result, progress)),
         clip_rate=sum(each.clips for each in bits) / len(bits) if bits else None,
         update_norm=float(np.linalg.norm(applied)) if applied is not None else None,
         fates={silo: _fate(silo, manifest, result, progress.attendance) for silo in rules.silos},
     )
 
 
+def _charged(result: RoundResult, progress: RunProgress) -> tuple[SiloName, ...]:
+    return tuple(sorted(silo for silo, coded in result.proposals.items() if progress.unsent.get(silo) != coded))
+
+
+def _unsent(result: RoundResult, progress: RunProgress) -> dict[SiloName, bytes]:
+    """Whose proposal, by its hash, comes again for the same training: nobody's whose values may have been submitted (N1).
+
+    A silo that was assigned may have trained again even where the round was skipped, and the same coordinates of another training
+    cost it as much as others: then they are counted, though some silos have proof and train no more.
+    """
+    if result.outcome is Outcome.APPLIED:
+        return {}  # another version: everybody trains
+    assigned = {place.silo for buffer in result.assignment for place in buffer}
+    known = {**progress.unsent, **result.proposals}
+    return {silo: coded for silo, coded in known.items() if silo not in assigned}
+
+
 def skip_after_restart(rules: RunManifest, number: int, progress: RunProgress) -> ClosedRound:
-    """The round that was open when the server died: nobody knows more about it than that."""
+    """The round that was open when the server died: nobody knows more about it than that.
+
+    So everybody who may have proposed is charged, at the largest epsilon, which is that of the whole list: the fewest each.
+    """
     result = RoundResult.skipped("the server restarted during the round")
     after = replace(progress, last_round=number)
-    return ClosedRound(None, result, _update(rules, after, result, None), after)
+    attendance = progress.attendance
+    here = tuple(silo for silo in sorted(rules.silos) if silo in attendance.standings and silo not in attendance.excluded)
+    charge = Charge(rules.parameters, rules.coordinates // len(rules.silos), rules.alpha, here)
+    return ClosedRound(None, result, _update(rules, after, result, None), after, charge)
 
 
 def with_statements(update: Update, statements: tuple[Statement, ...]) -> Update:

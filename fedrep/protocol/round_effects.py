@@ -40,8 +40,7 @@ class Noted:
 class RoundResult:
     """What is committed: the aggregate on I if the round was applied, and what happened either way.
 
-    `proposals` holds a hash of each proposer's I_k: equal to an earlier one if and only if it released nothing new. `bits` is
-    what the proposers said about R.
+    `proposals` holds a hash of each proposer's I_k. `bits` is what the proposers said about R.
     """
 
     outcome: Outcome

@@ -30,9 +30,10 @@ class RunState(Enum):
 class RunProgress:
     """What the next round starts from.
 
-    A restart finds all of it on disk but what silos bring when they join again: who is present, `keys`, and `released`, the
-    hash of the coordinates each silo proposed last. `rollback` is the latest an admin signed. Of the `amendments` of the run's
-    list, oldest first, so many as `amended` says are in force; at most one more waits for its epoch.
+    A restart finds all of it on disk but what silos bring when they join again: who is present, `keys`, and `unsent`, hashes of
+    the coordinates of silos that proposed and had nothing to submit: until they train again they propose these, at no new cost.
+    `rollback` is the latest an admin signed. Of the `amendments` of the run's list, oldest first, so many as `amended` says are
+    in force; at most one more waits for its epoch.
     """
 
     state: RunState
@@ -42,7 +43,7 @@ class RunProgress:
     attendance: Attendance
     clip_range: ClipRange
     keys: Mapping[SiloName, VerifyKey] = field(default_factory=dict)
-    released: Mapping[SiloName, bytes] = field(default_factory=dict, repr=False)
+    unsent: Mapping[SiloName, bytes] = field(default_factory=dict, repr=False)
     rollback: SignedRollback | None = None
     amendments: tuple[SignedRunManifest, ...] = ()
     amended: int = 0
@@ -65,10 +66,10 @@ class RunProgress:
         """Before round `number`: a list whose epoch has come counts, and everyone joins again under its hash."""
         if self.pending is None or number < self.pending.manifest.from_round:
             return self
-        return replace(self.after_restart(), released=self.released, amended=self.amended + 1)
+        return replace(self.after_restart(), unsent=self.unsent, amended=self.amended + 1)
 
     def after_restart(self) -> RunProgress:
         """Penalties and exclusions outlast a restart; presence does not: silos join again."""
         standings = self.attendance.standings.items()
         absent = {name: replace(standing, present=False, absence=Absence.NOT_BACK) for name, standing in standings}
-        return replace(self, attendance=replace(self.attendance, standings=absent), keys={}, released={})
+        return replace(self, attendance=replace(self.attendance, standings=absent), keys={}, unsent={})

@@ -285,7 +285,8 @@ class ServerRun:
         known = before.attendance.standings.get(entry.name)
         current = self.open.number if self.open is not None else before.last_round
         attendance = before.attendance.join(entry, current, event.kept)
-        after = replace(before, attendance=attendance, keys={**before.keys, entry.name: event.key})
+        unsent = {silo: coded for silo, coded in before.unsent.items() if silo != entry.name}  # it may train again
+        after = replace(before, attendance=attendance, keys={**before.keys, entry.name: event.key}, unsent=unsent)
         if known is None or not known.present:  # a mere change of keys is no news, or joining would flood the log
             return self._ask(KeepLine(after, Noted("joined", f"{entry.name} joined", entry.name, "info")))
         self.progress = after
@@ -389,7 +390,7 @@ class ServerRun:
         self.check_rollback(event.order, model.state.hash)
         text = f"rolled back to the parameters of version {event.version} by {event.order.admin}"
         line = Noted("rolled_back", text, round=self.progress.last_round)
-        return self._ask(KeepModel(replace(self.progress, model=model, rollback=event.order), line))
+        return self._ask(KeepModel(replace(self.progress, model=model, unsent={}, rollback=event.order), line))
 
     def _amend(self, event: Amend) -> list[RunEffect]:
         """One that waits for its epoch is replaced; nobody but the admins has heard of it."""

@@ -85,21 +85,33 @@ def test_a_model_that_would_become_infinite_is_left_alone_and_the_run_goes_on() 
     assert after.progress.last_round == 1
 
 
-def test_the_same_coordinates_again_cost_nothing() -> None:
+def test_the_same_coordinates_cost_nothing_again_until_a_silo_may_have_trained_again() -> None:
+    federation = Federation.of(4)
+    unanswered = played(federation, silo_00=Phase.PROPOSE, silo_02=Phase.PROPOSE)
+    assert (unanswered.outcome, unanswered.assignment) == (Outcome.SKIPPED, ())
+    first = closed(federation, unanswered, progress_of(federation, federation.model))
+    proposers = tuple(sorted(unanswered.proposals))
+    assert first.charge.silos == proposers
+    manifest = federation.round.manifest
+    assert first.charge.epsilon == coordinate_epsilon(manifest.parameters, manifest.per_silo, manifest.alpha)
+    again = closed(federation, unanswered, first.progress)
+    assert again.charge.silos == (), "nobody had anything to submit, so everybody proposes what they proposed"
+    moved = proposers[0]
+    news = replace(unanswered, proposals={**unanswered.proposals, moved: bytes(32)})
+    assert closed(federation, news, again.progress).charge.silos == (moved,)
+    assert closed(federation, unanswered, again.progress.after_restart()).charge.silos == proposers
+
+
+def test_equal_coordinates_of_another_training_are_charged() -> None:
     federation = Federation.of(4)
     result = played(federation)
-    progress = progress_of(federation, federation.model)
-    first = closed(federation, result, progress)
-    assert first.charged == tuple(sorted(federation.silos))
-    manifest = federation.round.manifest
-    assert first.epsilon == coordinate_epsilon(manifest.parameters, manifest.per_silo, manifest.alpha)
-    moved, *others = sorted(federation.silos)
-    news = replace(result, proposals={**result.proposals, moved: bytes(32)})
-    assert closed(federation, news, first.progress).charged == (moved,)
-    back = closed(federation, result, closed(federation, news, first.progress).progress)
-    assert back.charged == (moved,), "only the last proposal counts as known"
-    assert closed(federation, result, back.progress.after_restart()).charged == first.charged
-    assert others
+    everybody = tuple(sorted(federation.silos))
+    first = closed(federation, result, progress_of(federation, federation.model))
+    assert (first.update.outcome, first.charge.silos) == (Outcome.APPLIED, everybody)
+    assert closed(federation, result, first.progress).charge.silos == everybody, "the model moved on"
+    skipped = replace(result, outcome=Outcome.SKIPPED, combined=None)
+    second = closed(federation, skipped, first.progress)
+    assert closed(federation, skipped, second.progress).charge.silos == everybody, "who submitted may have trained again"
 
 
 def test_what_proposers_say_about_their_values_steers_the_range() -> None:
@@ -165,7 +177,23 @@ def test_a_round_that_a_restart_cut_off_changes_its_number_and_nothing_else() ->
     assert after.update.outcome is Outcome.SKIPPED
     assert after.update.model == progress.model.state.name
     assert after.progress.attendance is progress.attendance
-    assert (after.manifest, after.charged, after.fates, after.failed_to_reveal) == (None, (), {}, 0)
+    assert (after.manifest, after.charge.silos, after.fates, after.failed_to_reveal) == (None, (), {}, 0)
+
+
+def test_who_may_have_proposed_in_a_round_that_was_cut_off_is_charged_at_the_most_it_may_have_cost() -> None:
+    federation = Federation.of(5)
+    played(federation)
+    progress = progress_of(federation, federation.model)
+    gone, *others = sorted(federation.silos)
+    progress = replace(progress, attendance=progress.attendance.exclude(gone))
+    rules = replace(federation.run, silos=(*federation.run.silos, SiloName("silo-99")))  # listed, and never seen
+    after = skip_after_restart(rules, 2, progress.after_restart())
+    assert after.charge.silos == tuple(others)
+    epsilon = coordinate_epsilon(rules.parameters, rules.coordinates // 6, rules.alpha)
+    assert after.charge.epsilon == epsilon
+    manifest = federation.round.manifest
+    assert epsilon is not None
+    assert epsilon >= (coordinate_epsilon(manifest.parameters, manifest.per_silo, manifest.alpha) or 0.0)
 
 
 def test_statements_join_the_evidence_and_nothing_else_changes() -> None:

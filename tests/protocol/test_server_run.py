@@ -169,6 +169,18 @@ def test_a_silo_the_run_does_not_list_cannot_join() -> None:
     assert kinds(run) == []
 
 
+def test_who_may_have_trained_again_is_charged_for_the_same_coordinates() -> None:
+    run = four()
+    run.join()
+    machine = run.interpreter.machine
+    first, *others = names_of(run)
+    machine.progress = replace(machine.progress, unsent=dict.fromkeys((first, *others), b"hash"))
+    run.join(first)
+    assert set(machine.progress.unsent) == set(others), "a silo that joins again may have started again"
+    run.interpreter.tell(run.rollback_to(0, run.model.state.vector))
+    assert machine.progress.unsent == {}, "everybody trains on another model"
+
+
 def test_joining_and_leaving_again_are_no_news() -> None:
     run = four()
     first = names_of(run)[0]

@@ -19,6 +19,7 @@ from fedrep.protocol.run_progress import RunProgress
 from fedrep.wire.v1 import observer_pb2
 from fedrep_server.rounds.model_store import FolderModelStore
 from fedrep_server.rounds.records import RunRecords
+from fedrep_server.rounds.round_row import Clock, ledger_entries, round_row
 from fedrep_server.store import SqlStore, Store
 from tests.harness.store_fixtures import a_run
 from tests.protocol.federation import Federation
@@ -72,6 +73,18 @@ def a_commit(number: int, reason: str = "") -> CommitRound:
     progress = RunProgress.first(federation.run, federation.model)
     closed = skip_after_restart(federation.run, number, progress)
     return CommitRound(replace(closed, update=replace(closed.update, reason=reason or closed.update.reason)), (closed.line(),))
+
+
+def test_a_round_that_a_restart_cut_off_is_in_the_ledger_of_who_may_have_proposed() -> None:
+    run = PlayedRun.of(4, parameters=32)
+    assert isinstance(run, PlayedRun)
+    run.serve(MemoryDisk.of(run.run, run.model))
+    run.join()
+    closed = skip_after_restart(run.run, 1, run.interpreter.machine.progress.after_restart())
+    assert closed.charge.epsilon is not None
+    expected = [(silo, 1, closed.charge.epsilon) for silo in sorted(run.silos)]
+    assert [(entry.silo, entry.round, entry.epsilon) for entry in ledger_entries(closed)] == expected
+    assert round_row(closed, Clock(0.0, ()), {}).epsilon == closed.charge.epsilon
 
 
 def losing_the_answer(monkeypatch: pytest.MonkeyPatch, store: Store, method: str) -> None:

@@ -23,11 +23,9 @@ class Clock:
 
 
 def round_row(closed: ClosedRound, clock: Clock, traffic: Mapping[str, Traffic]) -> RoundRow:
-    """Of a round that a restart cut off little is known: zeros."""
-    manifest, result = closed.manifest, closed.result
-    theorem2 = None
-    if manifest is not None and manifest.alpha > 0:
-        theorem2 = theorem2_epsilon(manifest.parameters, manifest.per_silo, manifest.alpha)
+    """Of a round that a restart cut off little is known: zeros, and what it may have cost at most."""
+    manifest, result, charge = closed.manifest, closed.result, closed.charge
+    theorem2 = theorem2_epsilon(charge.parameters, charge.per_silo, charge.alpha) if charge.alpha > 0 else None
     return RoundRow(
         round=closed.update.round,
         outcome=result.outcome,
@@ -40,7 +38,7 @@ def round_row(closed: ClosedRound, clock: Clock, traffic: Mapping[str, Traffic])
         survivors=len(result.survivor_names),
         bytes_up=sum(t.up for t in traffic.values()),
         bytes_down=sum(t.down for t in traffic.values()),
-        epsilon=closed.epsilon,
+        epsilon=charge.epsilon,
         epsilon_theorem2=theorem2,
         clip_range=manifest.clip_range if manifest is not None else closed.progress.clip_range.value,
         clip_rate=closed.clip_rate,
@@ -54,11 +52,8 @@ def round_row(closed: ClosedRound, clock: Clock, traffic: Mapping[str, Traffic])
 
 
 def ledger_entries(closed: ClosedRound) -> tuple[LedgerEntry, ...]:
-    manifest = closed.manifest
-    if manifest is None:
-        return ()
-    d, k, alpha = manifest.parameters, manifest.per_silo, manifest.alpha
-    return tuple(LedgerEntry(silo, manifest.round, d, k, alpha, closed.epsilon) for silo in closed.charged)
+    charge, number, epsilon = closed.charge, closed.update.round, closed.charge.epsilon
+    return tuple(LedgerEntry(silo, number, charge.parameters, charge.per_silo, charge.alpha, epsilon) for silo in charge.silos)
 
 
 def _silo_row(silo: str, fate: str, used: Traffic) -> SiloRoundRow:
