@@ -46,6 +46,8 @@ class RecordPromise:
             raise InvalidInputError(f"epsilon = {self.epsilon} is no promise; it must be 0 or more", reason="BAD_PROMISE")
         if not 0.0 <= self.delta < 1.0:
             raise InvalidInputError(f"delta = {self.delta} is no promise; it must lie from 0 to below 1", reason="BAD_PROMISE")
+        if math.copysign(1.0, self.epsilon) < 0.0 or math.copysign(1.0, self.delta) < 0.0:  # equal to zero, signed as another
+            raise InvalidInputError("a negative zero is no promise; write 0", reason="BAD_PROMISE")
 
     def __str__(self) -> str:
         return f"epsilon {self.epsilon!r} at delta {self.delta!r}"
