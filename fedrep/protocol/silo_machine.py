@@ -212,7 +212,8 @@ class SiloMachine:
 
     def _consider_run(self, joined: Joined) -> Effects:
         pinned = self._own.policy.pinned_admins
-        run = check_run_signature(joined.run, self._own.trust, pinned)
+        known = self.state.journal.run == joined.run.manifest.digest().hex()
+        run = check_run_signature(joined.run, self._own.trust, pinned, known=known)
         if run.name != self._conduct.run_name:  # another folder of this silo may be in that one
             text = f"asked for run {self._conduct.run_name!r}, the server offers run {run.name!r}"
             raise RefusedError(text, reason="OTHER_RUN")

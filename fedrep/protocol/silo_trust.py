@@ -22,24 +22,38 @@ from fedrep.protocol.silo_rules import PeerIdentity
 class Trust(Protocol):
     """The federation's root as this silo knows it; certificates are judged by the clock of whoever made it."""
 
-    def member(self, chain: bytes, role: str) -> PeerIdentity:
-        """Who a PEM chain belongs to; CryptoError unless it is valid now, unrevoked and of that role."""
+    def member(self, chain: bytes, role: str, *, ended: bool = False) -> PeerIdentity:
+        """Who a PEM chain belongs to; CryptoError unless it is valid now, unrevoked and of that role.
+
+        With `ended` one that was valid until its end will do as well.
+        """
         ...
 
 
-def _admin(certificate: bytes, trust: Trust, pinned: frozenset[bytes] | None) -> PeerIdentity:
-    admin = trust.member(certificate, "admin")
+def _admin(certificate: bytes, trust: Trust, pinned: frozenset[bytes] | None, *, ended: bool = False) -> PeerIdentity:
+    admin = trust.member(certificate, "admin", ended=ended)
     if pinned is not None and admin.fingerprint not in pinned:
         raise CryptoError(f"{admin.name!r} is not among the admins this silo has pinned")
     return admin
 
 
-def check_run_signature(signed: SignedRunManifest, trust: Trust, pinned: frozenset[bytes] | None = None) -> RunManifest:
-    """The rules of a run count only with an admin's signature under them; `pinned` are the admins a policy trusts."""
+def check_run_signature(
+    signed: SignedRunManifest, trust: Trust, pinned: frozenset[bytes] | None = None, *, known: bool = False
+) -> RunManifest:
+    """The rules of a run count only with an admin's signature under them; `pinned` are the admins a policy trusts.
+
+    Runs outlive certificates: to who agreed to these very rules before, `known`, it is all the same that the admin's has ended.
+    """
     try:
-        admin = _admin(signed.certificate, trust, pinned)
+        admin = _admin(signed.certificate, trust, pinned, ended=known)
         admin.verify_key.verify(signed.signature, run_manifest_message(signed.manifest))
     except CryptoError as error:
+        if error.reason == "CERTIFICATE_EXPIRED":
+            text = (
+                f"{error} It is that of the admin who signed run {signed.manifest.name!r}: silos that take part go on, and new "
+                "ones can join once an admin has signed another list of silos with a valid certificate (fedrep run amend)."
+            )
+            raise RefusedError(text, reason="BAD_RUN") from error
         raise RefusedError(f"the run manifest is not signed by an admin of this federation: {error}", reason="BAD_RUN") from error
     return signed.manifest
 

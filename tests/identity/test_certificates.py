@@ -69,6 +69,26 @@ def test_expired_and_not_yet_valid_name_both_clocks(root: CertificateAuthority, 
     assert "clocks is wrong" in early
 
 
+def test_a_certificate_that_has_ended_still_says_whose_signature_it_was_and_a_revoked_one_does_not(
+    root: CertificateAuthority, tmp_path: Path
+) -> None:
+    online = CertificateAuthority.create_intermediate(tmp_path / "online", root, PASSPHRASE, years=1)
+    late = NOW + dt.timedelta(days=800)
+    for number, authority in enumerate((root, online)):
+        own = silo(authority, tmp_path / f"silo-{number}", f"dated-{number}")
+        for remembered in (False, True):
+            trust = TrustStore(root.root)
+            if remembered:
+                trust.verify(own.chain)
+            assert trust.verify(own.chain, late, ended=True).identity.name == f"dated-{number}"
+            with pytest.raises(CryptoError):
+                trust.verify(own.chain, late)
+        authority.revoke(f"dated-{number}")
+        trust.update_revocations((authority.folder / "crl.pem").read_bytes())
+        with pytest.raises(CryptoError, match="was revoked"):
+            trust.verify(own.chain, late, ended=True)
+
+
 def test_an_expired_intermediate_no_longer_vouches_even_for_a_remembered_chain(
     root: CertificateAuthority, tmp_path: Path
 ) -> None:

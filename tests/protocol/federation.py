@@ -324,7 +324,7 @@ class Federation:
             federation.answer_join(silo, None)
         return federation
 
-    def member(self, chain: bytes, role: str) -> PeerIdentity:
+    def member(self, chain: bytes, role: str, *, ended: bool = False) -> PeerIdentity:  # noqa: ARG002  these last for ever
         """The silos' trust store: a certificate is a name."""
         if role == "silo" and SiloName(chain.decode()) in self.silos:
             return self.silos[SiloName(chain.decode())].identity

@@ -6,8 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from fedrep.errors import RefusedError
+from fedrep.errors import CryptoError, RefusedError
 from fedrep.protocol.messages import SignedRollback, rollback_message
+from fedrep.protocol.silo_effects import Join, Joined
+from fedrep.protocol.silo_rules import PeerIdentity
+from fedrep.protocol.silo_table import Phase
 from fedrep.protocol.silo_trust import check_rollback, check_round_signature, check_run_signature
 from tests.protocol.federation import ADMIN, SERVER, Federation, fingerprint_of
 
@@ -31,6 +34,37 @@ def test_a_silo_that_pins_admins_believes_no_other_one() -> None:
     assert check_run_signature(signed, federation, frozenset({fingerprint_of("admin")})) == federation.run
     with pytest.raises(RefusedError, match="not among the admins this silo has pinned"):
         check_run_signature(signed, federation, frozenset({fingerprint_of("another")}))
+
+
+class Later:
+    """The trust store of a silo a year later: the admin's certificate has ended."""
+
+    def __init__(self, federation: Federation) -> None:
+        self._federation = federation
+
+    def member(self, chain: bytes, role: str, *, ended: bool = False) -> PeerIdentity:
+        if role == "admin" and not ended:
+            raise CryptoError("The certificate of admin ada expired.", reason="CERTIFICATE_EXPIRED")
+        return self._federation.member(chain, role, ended=ended)
+
+
+def test_a_run_outlives_the_certificate_of_the_admin_who_signed_it_for_those_who_take_part() -> None:
+    federation = Federation.of(4)
+    federation.play()
+    silo, *_ = federation.silos.values()
+    silo.machine._own = replace(silo.machine._own, trust=Later(federation))
+    signed = federation.signed_run()
+    with pytest.raises(RefusedError, match="new ones can join once an admin has signed another list") as caught:
+        check_run_signature(signed, Later(federation))
+    assert caught.value.reason == "BAD_RUN"
+    silo.player.restart()
+    silo.player.news.clear()
+    silo.player.start()
+    silo.player.answer(
+        Join, Joined(signed, None, federation.model.state.name, "running", b"server", federation.round_number, 1, None)
+    )
+    assert silo.player.stopped is None
+    assert silo.machine.phase is not Phase.ASKING
 
 
 def test_a_round_counts_with_the_servers_signature_and_no_other() -> None:

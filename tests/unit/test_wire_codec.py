@@ -236,7 +236,7 @@ def test_the_scale_of_an_update_travels_as_the_float32_it_is(scale: float) -> No
     [(-1.0, 1e-5), (float("nan"), 1e-5), (8.0, 1.0), (8.0, float("nan")), (float("inf"), 0.0), (-0.0, 0.0), (8.0, -0.0)],
 )
 def test_what_is_no_promise_is_not_taken_for_one(promise: tuple[float, float]) -> None:
-    """A negative zero equals the other one and is signed as another: whoever gave both in turn had his entry refused by everyone."""
+    """A negative zero equals the other one and is signed as another: who gave both in turn was refused by everybody."""
     wire = pb.JoinRequest(promise=pb.RecordPromise(epsilon=promise[0], delta=promise[1]))
     with pytest.raises(DecodeError, match="is no promise") as caught:
         codec.promise_from_wire(wire)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from fedrep.errors import FedrepError, SaidByPeer, SettingsError
 from fedrep.privacy import coordinate_epsilon, shown, sum_of
 from fedrep.protocol.amendments import first_of
-from fedrep.protocol.manifests import RunManifest
+from fedrep.protocol.manifests import RunManifest, SignedRunManifest
 from fedrep.protocol.silo_effects import Join, Joined
 from fedrep.protocol.silo_rules import check_run
 from fedrep.protocol.silo_trust import check_run_signature
@@ -170,7 +170,8 @@ async def _run(settings: SiloSettings, trainer: Trainer | None) -> list[Row]:
         await connection.close()
     try:
         pinned = settings.policy.rules(None).pinned_admins if settings.role == "silo" else None
-        run = check_run_signature(joined.run, FederationTrust(credentials.trust_store()), pinned)
+        trust = FederationTrust(credentials.trust_store())
+        run = check_run_signature(joined.run, trust, pinned, known=_takes_part(settings, joined.run))
     except FedrepError as error:
         return [row("run", Outcome.FAILED, str(error), "Compare `admins_file` in [policy] with the federation's admins.")]
     rows = [row("run", Outcome.OK, f"{run.name!r}: {joined.state}, round {joined.last_round} of {run.rounds}")]
@@ -263,6 +264,14 @@ def _stated(privacy: TrainingPrivacy) -> str:
             return f"DP-SGD, {steps} steps a training at rate {rate:.3g} with noise {noise:g} C"
         case Stated(epsilon, delta):
             return f"the trainer states epsilon = {epsilon:g} at delta = {delta:g} a training"
+
+
+def _takes_part(settings: SiloSettings, signed: SignedRunManifest) -> bool:
+    """Whether this silo has agreed to these very rules before."""
+    if settings.role != "silo":
+        return True
+    ledgers = LedgerFolder(settings.ledger, Credentials.load(settings.credentials).identity.name)
+    return StateFolder(settings.state, ledgers).charged_journal().run == signed.manifest.digest().hex()
 
 
 def _spent(settings: SiloSettings, joined: Joined, name: str) -> float | None:

@@ -13,6 +13,6 @@ from fedrep_identity.certificates import Role, TrustStore
 class FederationTrust:
     store: TrustStore
 
-    def member(self, chain: bytes, role: str) -> PeerIdentity:
-        peer = self.store.verify(chain, roles=(Role(role),))
+    def member(self, chain: bytes, role: str, *, ended: bool = False) -> PeerIdentity:
+        peer = self.store.verify(chain, roles=(Role(role),), ended=ended)
         return PeerIdentity(SiloName(peer.identity.name), peer.identity.role.value, peer.fingerprint, peer.verify_key)

@@ -159,10 +159,21 @@ class TrustStore:
         self._proven: dict[bytes, _Proven] = {}
 
     def verify(
-        self, certificate: bytes, now: dt.datetime | None = None, *, roles: Iterable[Role] | None = None
+        self,
+        certificate: bytes,
+        now: dt.datetime | None = None,
+        *,
+        roles: Iterable[Role] | None = None,
+        ended: bool = False,
     ) -> PeerCertificate:
-        """Check a certificate (DER, or PEM with its intermediates after it), or raise CryptoError with the reason."""
-        now = now or dt.datetime.now(dt.UTC)
+        """Check a certificate (DER, or PEM with its intermediates after it), or raise CryptoError with the reason.
+
+        One that has `ended` since is judged as it was then, and all the same by what was revoked until today.
+        """
+        today = now or dt.datetime.now(dt.UTC)
+        now = today
+        if ended:
+            now = min(today, *(each.not_valid_after_utc for each in (*load_chain(certificate), self.root)))
         known = self._proven.get(certificate)
         if known is None:
             known = self._prove(load_chain(certificate), now)
@@ -177,7 +188,7 @@ class TrustStore:
                 "The federation's administrators must renew the authority (fedrep ca init) and enrol everybody again.",
                 reason="CERTIFICATE_EXPIRED",
             )
-        self._check_revocation(known.path, identity, now)
+        self._check_revocation(known.path, identity, today)
         if roles is not None:
             require_role(identity, frozenset(roles))
         return known.peer

@@ -67,8 +67,8 @@ class RememberedTrust:
     judge: Trust
     known: dict[tuple[bytes, str], PeerIdentity] = field(default_factory=dict)
 
-    def member(self, chain: bytes, role: str) -> PeerIdentity:
+    def member(self, chain: bytes, role: str, *, ended: bool = False) -> PeerIdentity:
         found = self.known.get((chain, role))
         if found is None:
-            found = self.known[chain, role] = self.judge.member(chain, role)
+            found = self.known[chain, role] = self.judge.member(chain, role, ended=ended)
         return found
