@@ -7,7 +7,7 @@ machine over the state that was saved last. What happens next is `silo_table.TAB
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from fedrep.patched import dense
 from fedrep.protocol.amendments import check_chain, first_of, followed_to
 from fedrep.protocol.clip_range import range_bits
 from fedrep.protocol.error_memory import Contribution, Fate, judge, opens
-from fedrep.protocol.manifests import RecordPromise, RoundManifest, RunHash, RunManifest, SignedRoundManifest
+from fedrep.protocol.manifests import RecordPromise, RoundManifest, RunHash, RunManifest, SignedRoundManifest, SiloName
 from fedrep.protocol.messages import (
     Consensus,
     Evidence,
@@ -80,7 +80,7 @@ from fedrep.protocol.silo_effects import (
 from fedrep.protocol.silo_identity import Conduct, SiloIdentity
 from fedrep.protocol.silo_presence import RosterWatch, Sessions
 from fedrep.protocol.silo_round import Confirmed, Membership, Observing, Proposed, Ready, Revealed, Submitted
-from fedrep.protocol.silo_rules import check_epsilon, check_run
+from fedrep.protocol.silo_rules import PeerIdentity, check_epsilon, check_run
 from fedrep.protocol.silo_state import Journal, SiloState
 from fedrep.protocol.silo_table import IN_ROUND, TABLE, Phase
 from fedrep.protocol.silo_trust import Chains, check_rollback, check_round_signature, check_run_signature
@@ -338,10 +338,11 @@ class SiloMachine:
                 return self._stop_over_model(manifest)
             fetching = Report(Doing("fetching the model", manifest.round))
             return [fetching, *self._ask(Phase.FETCHING, GetModel(manifest.run, manifest.model_version))]
-        unknown = self._chains.unknown(manifest)
-        if unknown:
-            return self._ask(Phase.MEETING, GetCertificates(manifest.run, unknown))
-        return self._enter(held)
+        peers = self._chains.peers(manifest, self._own.trust)
+        strangers = tuple(entry.fingerprint for entry in manifest.roster if entry.name not in peers)
+        if strangers:
+            return self._ask(Phase.MEETING, GetCertificates(manifest.run, strangers))
+        return self._enter(held, peers)
 
     def _may_fetch(self, held: ModelState | None, manifest: RoundManifest) -> bool:
         """N5: only a silo that was away takes a model that its own updates did not lead to, or everyone on an admin's word.
@@ -392,9 +393,9 @@ class SiloMachine:
         self._chains.learn(certificates.chains)
         held = self.state.model
         assert held is not None
-        return self._enter(held)
+        return self._enter(held, self._chains.peers(self._manifest, self._own.trust))
 
-    def _enter(self, model: ModelState) -> Effects:
+    def _enter(self, model: ModelState, peers: Mapping[SiloName, PeerIdentity]) -> Effects:
         assert self.part is not None
         assert self._run is not None
         self.phase = Phase.MEETING
@@ -402,7 +403,7 @@ class SiloMachine:
         ready = Ready.enter(
             Membership(own.name, self._run, own.policy, self._signing_key, self._promise(self._run)),
             manifest,
-            self._chains.peers(manifest, own.trust),
+            peers,
             self._sessions.keys,
             last_round=self.state.journal.last_round,
             model_hash=model.hash,

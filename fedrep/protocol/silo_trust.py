@@ -90,18 +90,20 @@ class Chains:
     def __init__(self) -> None:
         self._known: dict[bytes, bytes] = {}
 
-    def unknown(self, manifest: RoundManifest) -> tuple[bytes, ...]:
-        return tuple(entry.fingerprint for entry in manifest.roster if entry.fingerprint not in self._known)
-
     def learn(self, chains: Mapping[bytes, bytes]) -> None:
         self._known.update(chains)
 
     def peers(self, manifest: RoundManifest, trust: Trust) -> dict[SiloName, PeerIdentity]:
-        """Everyone in the roster whose certificate this silo could read; rule 2 refuses the round if one is missing or bad."""
+        """Everyone in the roster whose certificate is known here, still valid, and of the key that the roster names.
+
+        The others' are asked for, for they may have been renewed; rule 2 refuses the round if one is missing or bad even then.
+        """
         peers = {}
         for entry in manifest.roster:
             try:
-                peers[entry.name] = trust.member(self._known.get(entry.fingerprint, b""), "silo")
+                found = trust.member(self._known.get(entry.fingerprint, b""), "silo")
             except CryptoError:
-                self._known.pop(entry.fingerprint, None)  # it may have been renewed; ask again next time
+                continue
+            if found.fingerprint == entry.fingerprint:
+                peers[entry.name] = found
         return peers

@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 
 from fedrep.errors import CryptoError, RefusedError
+from fedrep.protocol.manifests import SiloName
 from fedrep.protocol.messages import SignedRollback, rollback_message
 from fedrep.protocol.silo_effects import Join, Joined
 from fedrep.protocol.silo_rules import PeerIdentity
 from fedrep.protocol.silo_table import Phase
-from fedrep.protocol.silo_trust import check_rollback, check_round_signature, check_run_signature
+from fedrep.protocol.silo_trust import Chains, check_rollback, check_round_signature, check_run_signature
 from tests.protocol.federation import ADMIN, SERVER, Federation, fingerprint_of
 
 
@@ -88,3 +89,42 @@ def test_a_rollback_counts_for_its_run_with_an_admins_signature_and_where_it_is_
     assert check_rollback(replace(order, model_hash=b"x" * 32), [run], federation) is None
     assert check_rollback(order, [replace(run, rounds=7)], federation) is None
     assert check_rollback(order, [run], federation, frozenset({fingerprint_of("another")})) is None
+
+
+class Dated:
+    """A trust store to which a chain is a name and the last day on which it is valid."""
+
+    def __init__(self) -> None:
+        self.day = 0
+
+    def member(self, chain: bytes, role: str, *, ended: bool = False) -> PeerIdentity:
+        name, _, last = chain.decode().partition(" until ")
+        if not last or (self.day > int(last) and not ended):
+            raise CryptoError("no certificate that is valid today")
+        return PeerIdentity(SiloName(name), role, fingerprint_of(name), SERVER.verify_key)
+
+
+def test_certificates_are_judged_anew_and_asked_for_again_before_a_round_is_refused_over_them() -> None:
+    federation = Federation.of(4)
+    federation.open_round()
+    manifest, trust, chains = federation.signed().manifest, Dated(), Chains()
+    assert chains.peers(manifest, trust) == {}, "everybody is a stranger"
+    first, *others = manifest.names
+    chains.learn({fingerprint_of(name): f"{name} until {30 if name == first else 60}".encode() for name in manifest.names})
+    assert set(chains.peers(manifest, trust)) == set(manifest.names)
+    trust.day = 31
+    assert set(chains.peers(manifest, trust)) == set(others), "the first one's has ended, under the same key as its next one"
+    chains.learn({fingerprint_of(first): f"{first} until 60".encode()})
+    assert set(chains.peers(manifest, trust)) == set(manifest.names)
+
+
+def test_a_valid_certificate_of_another_silo_is_not_kept_for_the_one_that_was_asked_for() -> None:
+    federation = Federation.of(4)
+    federation.open_round()
+    manifest, trust, chains = federation.signed().manifest, Dated(), Chains()
+    one, two, *others = manifest.names
+    right = {fingerprint_of(name): f"{name} until 60".encode() for name in manifest.names}
+    chains.learn({**right, fingerprint_of(one): right[fingerprint_of(two)], fingerprint_of(two): right[fingerprint_of(one)]})
+    assert set(chains.peers(manifest, trust)) == set(others)
+    chains.learn(right)
+    assert set(chains.peers(manifest, trust)) == set(manifest.names)
