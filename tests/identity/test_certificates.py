@@ -25,6 +25,7 @@ from fedrep_identity.invitations import Invitation
 from fedrep_identity.keyfile import seal_key, unseal_key
 from fedrep_identity.revocation import parse_revocations
 from fedrep_identity.roster import load_pinned_roster, roster_lines
+from fedrep_server.calls.interceptor import Presented
 
 PASSPHRASE = "correct horse battery staple"
 NOW = dt.datetime.now(dt.UTC)
@@ -87,6 +88,20 @@ def test_a_certificate_that_has_ended_still_says_whose_signature_it_was_and_a_re
         trust.update_revocations((authority.folder / "crl.pem").read_bytes())
         with pytest.raises(CryptoError, match="was revoked"):
             trust.verify(own.chain, late, ended=True)
+
+
+def test_what_is_remembered_of_a_certificate_does_not_grow_with_what_is_shown_behind_it(
+    root: CertificateAuthority, tmp_path: Path
+) -> None:
+    """A client may show a hundred kilobytes of others' certificates, and others on every connection."""
+    own, trust = silo(root, tmp_path / "own", "own"), TrustStore(root.root)
+    shown = [own.chain + silo(root, tmp_path / str(n), f"other-{n}").chain * 20 for n in range(3)]
+    assert {trust.verify(chain).identity.name for chain in shown} == {"own"}
+    assert {len(key) for key in trust._proven} == {32}
+    assert max(len(known.peer.chain) for known in trust._proven.values()) == len(own.chain)
+    properties = [{"x509_pem_cert": [own.chain], "x509_pem_cert_chain": [chain]} for chain in shown]
+    assert {len(Presented(one).shown) for one in properties} == {32}
+    assert len({Presented(one).shown for one in properties}) == 3
 
 
 def test_an_expired_intermediate_no_longer_vouches_even_for_a_remembered_chain(

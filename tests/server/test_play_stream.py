@@ -15,7 +15,7 @@ from fedrep.wire.v1 import federation_pb2 as pb
 from fedrep_identity.certificates import Role
 from fedrep_server.calls.interceptor import Coding, Gate, _Call
 from fedrep_server.calls.limits import Turnstile
-from fedrep_server.calls.play import AHEAD, ANSWERS_AHEAD, AT_A_TIME, CALLS_AT_ONCE, PER_PART, Stream
+from fedrep_server.calls.play import AHEAD, ANSWERS_AHEAD, AT_A_TIME, CALLS_AT_ONCE, PER_PART, CallRefusedError, Stream
 
 SECONDS = 60.0
 CONTEXT = SimpleNamespace(auth_context=dict)
@@ -143,6 +143,35 @@ def test_who_reads_no_answers_is_not_read_from_and_leaves_nothing_behind(method:
         assert begun <= 2 * ANSWERS_AHEAD + 1 + CALLS_AT_ONCE, "answers that nobody takes pile up"
         await cast(AsyncGenerator[Any, None], playing).aclose()
         assert asyncio.all_tasks() == {asyncio.current_task()}, "what waits to be answered outlives the stream"
+
+    asyncio.run(scenario())
+
+
+def test_refused_calls_whose_answers_nobody_takes_keep_nothing_of_what_was_sent() -> None:
+    came = 0
+
+    async def serve(method: Method, request: Any, context: Any) -> AsyncGenerator[bytes, None]:
+        for _ in range(3):
+            await asyncio.sleep(0)  # the gate holds a refusal for a while, and more comes meanwhile
+        raise CallRefusedError(b"status")
+        yield b""
+
+    async def requests() -> AsyncIterator[pb.PlayRequest]:
+        nonlocal came
+        for number in range(1, 10 * CALLS_AT_ONCE):
+            came += 1
+            yield pb.PlayRequest(call=number, method="SubmitMaskedShare", message=bytes(AHEAD))
+
+    async def scenario() -> None:
+        stream = Stream(serve, CONTEXT)
+        playing = stream.play(requests())
+        await anext(playing)
+        for _ in range(40 * CALLS_AT_ONCE):
+            await asyncio.sleep(0)
+        assert came > CALLS_AT_ONCE, "the stream was filled, and waits for its answers to be taken"
+        assert [call._unread for call in stream._calls.values()] == [0] * CALLS_AT_ONCE
+        assert not any(part for call in stream._calls.values() for part in call._parts)
+        await cast(AsyncGenerator[Any, None], playing).aclose()
 
     asyncio.run(scenario())
 

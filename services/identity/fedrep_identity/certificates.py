@@ -174,12 +174,13 @@ class TrustStore:
         now = today
         if ended:
             now = min(today, *(each.not_valid_after_utc for each in (*load_chain(certificate), self.root)))
-        known = self._proven.get(certificate)
+        shown = hashlib.sha256(certificate).digest()  # a hundred kilobytes may stand behind a certificate
+        known = self._proven.get(shown)
         if known is None:
             known = self._prove(load_chain(certificate), now)
             if len(self._proven) >= _REMEMBERED_CHAINS:
                 self._proven.clear()
-            self._proven[certificate] = known
+            self._proven[shown] = known
         identity = known.peer.identity
         self._check_dates(identity, known.peer.not_before, known.leaf_end, now)
         if now > known.authorities_end:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import hashlib
 import math
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
@@ -245,12 +246,19 @@ class Carried:
 
 
 class Presented:
-    """What a connection shows, asked for once: gRPC builds it anew at every question. `judged` is what was said about it."""
+    """What a connection shows, asked for once: gRPC builds it anew at every question. `judged` is what was said about it.
+
+    `shown` is its hash: what is remembered about connections must not grow with what they choose to show.
+    """
 
     def __init__(self, properties: Mapping[str, Iterable[bytes]]) -> None:
         self._properties = properties
         names = ("ssl_tls_version", "x509_pem_cert", "x509_pem_cert_chain")
-        self.shown = tuple(tuple(properties.get(name, ())) for name in names)
+        digest = hashlib.sha256()
+        for value in (value for name in names for value in (name.encode(), *properties.get(name, ()))):
+            digest.update(len(value).to_bytes(8))
+            digest.update(value)
+        self.shown = digest.digest()
         self.judged: dict[tuple[Role, ...], Judgement] = {}
 
     def auth_context(self) -> Mapping[str, Iterable[bytes]]:

@@ -71,6 +71,7 @@ class InnerCall:
         self._came: asyncio.Future[None] | None = None  # the handler waits for it
         self._read: asyncio.Future[None] | None = None  # the stream does
         self._has_all = False
+        self._ended = False
 
     async def next(self) -> bytes | None:
         while not self._parts:
@@ -99,6 +100,13 @@ class InnerCall:
             self._has_all = True
             await self._hand_over(None)
 
+    def end(self) -> None:
+        """Nobody reads what came, or what still comes, though the answer may wait long to be taken."""
+        self._ended = True
+        self._parts.clear()
+        self._unread = 0
+        _settle(self._read)
+
     async def _hand_over(self, part: bytes | None) -> None:
         """Waits while too much is unread, but not for a handler that has ended."""
         assert self.task is not None
@@ -106,6 +114,8 @@ class InnerCall:
         while self._unread and self._unread + size > AHEAD and not self.task.done():
             self._read = asyncio.get_running_loop().create_future()
             await asyncio.wait((self._read, self.task), return_when=asyncio.FIRST_COMPLETED)
+        if self._ended:
+            return
         self._unread += size
         self._parts.append(part)
         _settle(self._came)
@@ -219,6 +229,7 @@ class Stream:
             try:
                 await self._give_answer(call)
             except CallRefusedError as refused:
+                call.end()
                 await self._answers.put(pb.PlayResponse(call=call.number, last=True, status=refused.status))
             self._late = 0
         finally:

@@ -68,8 +68,8 @@ class _Watch:
                 await self._alert(driver, "silo_missing", name in missing, text, name)
         figures = await asyncio.to_thread(self._coordinator.store.summary, driver.manifest.name)
         budget, spent = smallest_budget(driver.records.options, figures), figures.epsilon_total
-        near = budget is not None and spent is not None and spent >= self._settings.epsilon_warning * budget
-        await self._alert(driver, "epsilon_budget", near, f"epsilon {spent} of a budget of {budget} is spent")
+        near = budget is not None and (spent is None or spent >= self._settings.epsilon_warning * budget)  # None: no guarantee
+        await self._alert(driver, "epsilon_budget", near, f"epsilon {shown(spent)} of a budget of {budget} is spent")
         if driver.manifest.asks_for_promise:
             await self._check_records(driver)
 
