@@ -478,9 +478,10 @@ class SiloMachine:
         self._training = model.version
         assert self._run is not None
         number, run = self._manifest.round, self.state.journal.ledger_name
-        left = max(1, self._run.rounds - number + 1)
+        # As many as an admin signed: by the number of a round that a server shows, it could have a budget spent at once.
+        trainings = self._run.rounds - max(self._run.from_round, 1) + 1
         public = self._public_choice()
-        return [Train(model, number, self.state.trainer, run, left, public.together if public is not None else None)]
+        return [Train(model, number, self.state.trainer, run, trainings, public.together if public is not None else None)]
 
     def _take_training(self, trained: Trained) -> Effects:
         held, manifest = self.state.model, self._manifest

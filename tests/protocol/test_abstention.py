@@ -287,6 +287,12 @@ def test_a_silo_that_may_train_no_more_holds_shares_once_and_leaves() -> None:
     train = silo.player.train
     assert train is not None
     assert (train.run, train.trainings) == (silo.machine.state.journal.ledger_name, federation.run.rounds)
+    late = Federation.of(5)
+    late.round_number = late.run.rounds - 1
+    late.open_round()
+    told = late.silos[silo.name].player.train
+    assert told is not None
+    assert (told.round, told.trainings) == (late.run.rounds, train.trainings), "the server's number decides nothing about noise"
     spent = RefusedError("no further training fits", reason="RECORD_BUDGET")
     silo.player.feed(TrainingRefused(train.model.version, spent))
     assert spoke(silo) == [Abstention]

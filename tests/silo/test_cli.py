@@ -127,12 +127,15 @@ def test_an_operator_checks_runs_looks_back_and_leaves(tmp_path: Path) -> None:
             assert (status["last_round"], status["model_version"], status["running"]) == (2, 2, False)
             assert status["phase"] == "run finished"
             assert status["record_epsilon"] == "none"
+            assert status["epsilon_data_set"] == status["epsilon_total"]
             _, audit = await fedrep("client", "audit", "--round", "2", "--config", str(config))
             assert {"ProposeCoordinates", "SubmitMaskedShare"} <= {entry["what"] for entry in audit["entries"]}
             assert audit["bytes"] == sum(entry["bytes"] for entry in audit["entries"])
             _, left = await fedrep("client", "leave", "--purge", "--config", str(config))
             assert left == {"told_server": True, "purged": True, "why": ""}
             assert [path.name for path in federation.settings(0).state.iterdir()] == [".lock"]
+            _, purged = await fedrep("client", "status", "--config", str(config))
+            assert (purged["epsilon_total"], purged["epsilon_data_set"]) == (0.0, status["epsilon_data_set"])
             assert (await federation.status()).silos[0].state == "left"
 
     run_scenario(scenario())

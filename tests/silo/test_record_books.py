@@ -17,10 +17,14 @@ from fedrep.errors import FedrepError, RefusedError, SettingsError
 from fedrep.protocol.error_memory import ErrorMemory
 from fedrep.protocol.silo_effects import Trained, TrainingFailed, TrainingRefused
 from fedrep.protocol.silo_state import Journal
+from fedrep.wire.v1 import federation_pb2 as pb
 from fedrep_cli.client_check import _policy, _records
 from fedrep_silo.audit import Audit
 from fedrep_silo.config import SiloSettings, load_silo_settings
+from fedrep_silo.following import Follower
 from fedrep_silo.record_books import RecordBooks
+from fedrep_silo.reports import _add_records
+from fedrep_silo.run_folders import settings_for
 from fedrep_silo.state import StateFolder
 from fedrep_trainers.layout import Vector
 from fedrep_trainers.settings import PrivacySettings
@@ -151,6 +155,47 @@ def test_a_silo_that_has_trained_does_not_start_without_its_books(federation: Fe
     assert refused.value.reason == "BOOKS_LOST"
     trained(training(tmp_path / "ledger", StatingTrainer()))
     federation.daemon(0, "books-lost", StatingTrainer(), **own)
+
+
+def test_a_running_silo_trains_no_more_when_its_books_go_missing_or_back(tmp_path: Path) -> None:
+    mine = training(tmp_path, StatingTrainer())
+    trained(mine)
+    kept = (tmp_path / "records.json").read_bytes()
+    trained(mine)
+    for earlier in (None, kept):
+        if earlier is None:
+            (tmp_path / "records.json").unlink()
+        else:
+            (tmp_path / "records.json").write_bytes(earlier)
+        outcome = trained(mine)
+        assert isinstance(outcome, TrainingFailed)
+        assert "has seen 2 trainings in its books" in outcome.text
+
+
+def test_a_following_silo_does_not_start_without_the_books_of_its_earlier_runs(federation: Federation, tmp_path: Path) -> None:
+    own = {"privacy": PRIVACY, "ledger": tmp_path / "ledger", "state": tmp_path / "state"}
+    settings = federation.settings(0, "*", **own)
+
+    def follow() -> Follower:
+        return Follower(settings, StatingTrainer, lambda of, trainer: federation.daemon(0, of.run, trainer, **own))
+
+    follow()
+    earlier = settings_for(settings, "earlier").state
+    StateFolder(earlier, private=True).save_journal(Journal(run="aa", proposal=(3, 2, 0.5, "")))
+    with pytest.raises(SettingsError, match="knows of no training") as refused:
+        follow()
+    assert refused.value.reason == "BOOKS_LOST"
+    trained(training(tmp_path / "ledger", StatingTrainer()))
+    follow()
+
+
+def test_what_a_trainer_states_is_no_guarantee_for_others_without_a_budget(tmp_path: Path) -> None:
+    """Nothing else keeps losses, counts and timings from leaving beside it."""
+    trained(training(tmp_path, StatingTrainer(), None))
+    request = pb.ReportMetricsRequest()
+    _add_records(request, books(tmp_path, None).standing())
+    assert request.record_none
+    assert not request.HasField("record_epsilon")
 
 
 def test_the_audit_says_what_each_training_cost(tmp_path: Path) -> None:

@@ -199,6 +199,18 @@ def test_a_folder_that_is_older_than_its_ledger_is_refused_and_one_that_crashed_
     assert refused.value.reason == "STATE_TOO_OLD"
 
 
+def test_a_ledger_that_knows_less_than_the_folder_of_its_run_is_refused(tmp_path: Path) -> None:
+    """Its disk is away, or an old copy was put back: other runs' charges are lost with it."""
+    ledgers = LedgerFolder(tmp_path / "ledger", "silo-0")
+    folder = StateFolder(tmp_path / "state", ledgers)
+    state = folder.load(StubTrainer())
+    spent = Ledger().charge(CoordinateRelease(1, 100, 2, 0.5))
+    folder.write(Save(replace(state, journal=Journal(run="ab" * 32, ledger=spent))))
+    with pytest.raises(SettingsError, match=r"counts 0 proposals, and .* 1, so what has been spent") as refused:
+        StateFolder(tmp_path / "state", LedgerFolder(tmp_path / "another", "silo-0")).load(StubTrainer())
+    assert refused.value.reason == "LEDGER_LOST"
+
+
 def test_a_charge_that_the_journal_missed_stays_charged(tmp_path: Path) -> None:
     """kill -9 between the two files: the ledger is written first."""
     ledgers = LedgerFolder(tmp_path / "ledger", "silo-0")

@@ -99,6 +99,7 @@ def check(context: typer.Context, config: Config = None, as_json: Json = False) 
 def status(context: typer.Context, config: Config = None, as_json: Json = False) -> None:
     """What the daemon does now, and what the silo has spent."""
     settings = read_settings(config or context.obj)
+    from fedrep_silo.ledgers import LedgerFolder
     from fedrep_silo.record_books import RecordBooks
     from fedrep_silo.state import StateFolder
 
@@ -108,6 +109,8 @@ def status(context: typer.Context, config: Config = None, as_json: Json = False)
     if settings.role == "evaluator":  # proposes nothing and trains nothing, so it spends nothing
         found = {key: value for key, value in found.items() if key not in ("last_spoken_round", "epsilon_total")}
     else:
+        spent = LedgerFolder(settings.ledger, "").elsewhere("")  # by all runs over this data set, purged ones too
+        found |= {"epsilon_data_set": "none" if spent is None else spent}
         found |= RecordBooks(settings.ledger, settings.privacy).standing().figures()
     found["running"] = in_use(settings.state)
     if found.get("at") is not None:

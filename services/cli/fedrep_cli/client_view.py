@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 REFRESH_SECONDS = 0.25
 EPSILONS = ("epsilon_total", "epsilon_data_set", "record_epsilon")
 LABELS = {"at": "last sign of life", "now": "run of now", "state": "the run, as last heard", "outcome": "last outcome"}
+LABELS |= {"epsilon_total": "epsilon of this run", "epsilon_data_set": "epsilon of all runs over these data"}
 LABELS |= {"server_away": "server out of reach", "away_since": "out of reach since", "running": "this daemon is running"}
 
 

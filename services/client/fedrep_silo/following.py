@@ -22,7 +22,8 @@ from fedrep_silo.connection import Connection, OfferedRun, ServerAwayError, conn
 from fedrep_silo.daemon import SiloDaemon
 from fedrep_silo.evaluator import Evaluator
 from fedrep_silo.idling import let_go_of_devices
-from fedrep_silo.run_folders import FOLLOWING, settings_for, wanted
+from fedrep_silo.record_books import RecordBooks
+from fedrep_silo.run_folders import FOLLOWING, has_trained, settings_for, wanted
 from fedrep_silo.state import StateFolder
 from fedrep_silo.status_file import note_server
 from fedrep_silo.training import at_rest, is_under_way
@@ -50,6 +51,7 @@ class Follower:
         self._trainer: Trainer | None = build()
         self._untrained = self._trainer.state()
         self._layout = bytes.fromhex(self._trainer.layout.digest)
+        self._require_books()
         self._make = make
         self._folder = StateFolder(settings.state)
         self._finder = connect(settings)
@@ -123,8 +125,14 @@ class Follower:
         ended = {run.name for run in offered if run.state in OVER or run.run in self._behind}
         return bool(self._settings.runs) and set(self._settings.runs) <= ended
 
+    def _require_books(self) -> None:
+        """Each run has a new folder, which knows nothing of trainings in others."""
+        if self._settings.role == "silo" and has_trained(self._settings):
+            RecordBooks(self._settings.ledger, self._settings.privacy).require_trainings()
+
     async def _take_part(self, chosen: OfferedRun) -> None:
         settings = settings_for(self._settings, chosen.name)
+        self._require_books()
         self._note(chosen.name)
         log.info("run_taken", run=chosen.name, state=str(settings.state))
         trainer = self._trainer = self._trainer or self._build()

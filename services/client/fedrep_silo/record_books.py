@@ -51,6 +51,7 @@ class RecordBooks:
         self._settings = settings
         self._read: tuple[tuple[int, int, int], RecordLedger] | None = None
         self._told: tuple[RecordLedger, Standing] | None = None
+        self._trainings = 0  # that this process has seen in the books
 
     @property
     def budget(self) -> Budget | None:
@@ -75,13 +76,23 @@ class RecordBooks:
     def require_trainings(self) -> None:
         """For a silo that has trained: books without a training were lost, or lie in a folder that is not there now."""
         if self.budget is not None and not self.ledger().trainings:
-            raise SettingsError(
-                f"This silo has trained, and {self._path} knows of no training, so the budget of [privacy] would start anew. Is "
-                "the folder `ledger` the right one, and is its disk there? If the file is lost, restore it from a backup",
-                reason="BOOKS_LOST",
-            )
+            raise self._lost("This silo has trained", "no training")
+
+    def _lost(self, before: str, now: str) -> SettingsError:
+        return SettingsError(
+            f"{before}, and {self._path} knows of {now}, so the budget of [privacy] would start anew. Is the folder `ledger` the "
+            "right one, and is its disk there? If the file is lost, restore it from a backup",
+            reason="BOOKS_LOST",
+        )
 
     def ledger(self) -> RecordLedger:
+        ledger = self._as_it_is()
+        if ledger.trainings < self._trainings:
+            raise self._lost(f"This silo has seen {self._trainings} trainings in its books", f"{ledger.trainings}")
+        self._trainings = ledger.trainings
+        return ledger
+
+    def _as_it_is(self) -> RecordLedger:
         mark = self._mark()
         if mark is None:
             return RecordLedger()

@@ -265,13 +265,15 @@ class Reports:
 
 
 def _add_records(request: pb.ReportMetricsRequest, standing: Standing) -> None:
-    """What training has cost this data set's records; "none" is said, since silence means that the operator reports nothing."""
-    if standing.epsilon is None:
+    """What training has cost this data set's records; "none" is said, since silence means that the operator reports nothing.
+
+    Without a budget it is none too, though a trainer may state what it costs: `[privacy]` alone keeps other figures back.
+    """
+    if standing.epsilon is None or standing.budget is None:
         request.record_none = True
         return
     request.record_epsilon, request.record_delta = standing.epsilon, standing.delta
-    if standing.budget is not None:
-        request.record_budget = standing.budget
+    request.record_budget = standing.budget
 
 
 def _coarse(figure: float) -> float:

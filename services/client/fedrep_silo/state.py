@@ -165,6 +165,13 @@ class StateFolder:
                 f"{self.folder} is older than the ledger of its run: it knows nothing of {unknown} proposals there; {START_ANEW}",
                 reason="STATE_TOO_OLD",
             )
+        if unknown < 0:
+            raise SettingsError(
+                f"this silo's ledger of its run counts {kept.rounds} proposals, and {self.folder} {journal.ledger.rounds}, so "
+                "what has been spent would be shown too small. Is the folder `ledger` the right one, and is its disk there? If "
+                "files in it are lost, restore them from a backup",
+                reason="LEDGER_LOST",
+            )
         return replace(journal, ledger=kept) if unknown == 1 else journal
 
     def _give_back(self, trainer: Trainer, kept: TrainerState) -> None:
