@@ -1,8 +1,8 @@
 """What each two silos share for a session of some rounds: one key agreement, then a chain of hashes, one link a round.
 
 A link gives the keys of one round and the next link, and no way back: whoever learns the secrets that a silo holds now cannot
-open what was sealed in earlier rounds. The private keys of an agreement are erased with it, so the next session starts from keys
-that nobody could have learned in this one.
+open what was sealed in earlier rounds. The private keys of an agreement are erased with it. Those of the next session may wait
+beside it, announced with proposals; the session after that starts from keys that nobody could have learned in this one.
 """
 
 from __future__ import annotations

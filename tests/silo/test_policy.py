@@ -116,6 +116,23 @@ def test_a_spent_epsilon_budget_stops_the_silo_and_it_says_so(federation: Federa
     serve(federation, scenario, "budget")
 
 
+def test_a_silo_that_reports_nothing_says_why_it_refuses_without_its_own_figures(federation: Federation) -> None:
+    async def scenario(federation: Federation, run: str) -> None:
+        await federation.create_run(run)
+        reason = ""
+        for report in ("none", "counts"):
+            silent = federation.daemon(0, run, policy=PolicySettings(largest_fraction=0.0123), report=report)
+            (ended,) = await finish(silent)
+            assert isinstance(ended, RefusedError)
+            assert "0.0123" in str(ended)
+            reason = ended.reason
+        told = [event.text for event in await federation.events(run, "problem")]
+        assert [f"refused ({reason})" in text for text in told] == [True, False]
+        assert ["0.0123" in text for text in told] == [False, True]
+
+    serve(federation, scenario, "silent")
+
+
 def test_a_drill_is_refused_unless_the_run_allows_it_and_is_shown_where_it_does(federation: Federation) -> None:
     async def scenario(federation: Federation, run: str) -> None:
         await federation.create_run(run)

@@ -89,7 +89,7 @@ class Reports:
             case RunRefused(run, last_round, error):
                 await self._refused_run(run, last_round, error)
             case Problem(manifest, error, own):
-                await self._problem(manifest, str(error), own=own)
+                await self._problem(manifest, error, own=own)
             case FailedTraining(manifest, text):
                 await self._training_failed(manifest, text)
             case Settled(round_number, fate):
@@ -149,14 +149,18 @@ class Reports:
         log.error("run_refused", run=run.name, why=str(error))
         self.status |= {"problem": str(error)}
         self.phase(None, "refused")
-        await self._send(_problem(run.digest(), last_round, str(error)))
+        await self._send(_problem(run.digest(), last_round, self._told(error)))
 
-    async def _problem(self, manifest: RoundManifest, text: str, *, own: bool) -> None:
+    async def _problem(self, manifest: RoundManifest, error: FedrepError, *, own: bool) -> None:
         """`own` is a rule or policy of this silo; what the server said itself it need not hear again."""
-        log.error("problem", round=manifest.round, why=text)
-        self.status |= {"problem": text}
+        log.error("problem", round=manifest.round, why=str(error))
+        self.status |= {"problem": str(error)}
         if own:
-            await self._send(_problem(manifest.run, manifest.round, text))
+            await self._send(_problem(manifest.run, manifest.round, self._told(error)))
+
+    def _told(self, error: FedrepError) -> str:
+        """The texts of own rules name limits and what was spent, which are figures too."""
+        return str(error) if self._settings.report != "none" else f"refused ({error.reason}); the silo's log says more"
 
     async def _training_failed(self, manifest: RoundManifest, why: str) -> None:
         """The text of user code's errors may quote data: it stays in the silo's log and status."""
