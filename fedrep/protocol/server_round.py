@@ -60,6 +60,8 @@ from fedrep.secagg.keys import VerifyKey
 from fedrep.secagg.pairs import MAC_BYTES
 from fedrep.sparsify import union
 
+NAMED = 8  # dealers that a line about a reveal names
+
 
 class ServerRound:
     """From the first proposal to the outcome. `rng` feeds rules that draw."""
@@ -359,9 +361,11 @@ class ServerRound:
         check_reveal(reveal, wanted)
         self._reveals[reveal.silo] = reveal
         lacking = self._book.add(reveal, self._numbers[reveal.silo], wanted)
-        notes: list[Effect] = [
-            Noted("share", f"{reveal.silo} has no matching share of {dealer}", reveal.silo) for dealer in lacking
-        ]
+        notes: list[Effect] = []
+        if lacking:  # one line, however many: a reveal of nothing costs its sender nothing
+            more = f" and {len(lacking) - NAMED} more" if len(lacking) > NAMED else ""
+            text = f"{reveal.silo} has no matching share of {', '.join(lacking[:NAMED])}{more}"
+            notes.append(Noted("share", text, reveal.silo))
         if self._book.suffices(wanted) or len(self._reveals) == len(self._numbers):
             return [*notes, *self._open()]
         return notes

@@ -215,7 +215,8 @@ def test_shares_that_do_not_match_their_hash_are_dropped_and_noted() -> None:
     liar = federation.members[0]
     notes = federation.round.receive(garbage_shares(federation, liar))
     dealers = sorted(federation.silos)
-    assert notes == [Noted("share", f"{liar.name} has no matching share of {dealer}", liar.name) for dealer in dealers]
+    text = f"{liar.name} has no matching share of {', '.join(dealers[:8])} and 1 more"
+    assert notes == [Noted("share", text, liar.name)], "one line, however many"
     for silo in federation.members[1:7]:
         federation.reveal(silo)
     assert federation.round.phase is Phase.REVEAL, "the liar's shares count for nobody"
@@ -228,7 +229,7 @@ def test_an_empty_reveal_is_a_reveal() -> None:
     federation = Federation.of(6)
     federation.until(Phase.REVEAL)
     empty = message_of(federation, federation.members[0], Reveal)
-    assert len(federation.round.receive(empty)) == 6
+    assert len(federation.round.receive(empty)) == 1, "the line that says so"
     assert_ignored(federation.round, empty)
 
 
