@@ -64,11 +64,11 @@ class Experiment:
         Where a preset tunes and nothing here names a rate, a cell has the rate that `tuned`, the finished cells of `tuning`, give
         to its method; cells whose method has not been tuned yet are left out, unless there is no `tuned` at all.
         """
-        table, also = self._tuning_table(preset)
+        table = self._tuning_table(preset)
         found: dict[str, Cell] = {}
         for cell, tunes in self._points(preset, changes):
             if tunes and tuned is not None and table is not None:
-                rate = chosen_rate(tuning_cells(cell, table, also), tuned)
+                rate = chosen_rate(self._tried(cell, table), tuned, self.steps_below)
                 if rate is not None:
                     chosen = replace(cell, rate=rate)
                     found[chosen.key()] = chosen
@@ -76,16 +76,29 @@ class Experiment:
                 found[cell.key()] = cell
         return list(found.values())
 
+    @property
+    def steps_below(self) -> int:
+        """How many steps of the grid its rates lie below those that tuning finds best."""
+        return int(self._own_tuning().get("below", 0))
+
     def tuning(self, preset: str, changes: Mapping[str, Any] | None = None) -> list[Cell]:
         """What must be run before the rates of these cells are known."""
-        table, also = self._tuning_table(preset)
+        table = self._tuning_table(preset)
         if table is None:
             return []
         tuned = [cell for cell, tunes in self._points(preset, changes) if tunes]
-        return list({one.key(): one for cell in tuned for one in tuning_cells(cell, table, also)}.values())
+        return list({one.key(): one for cell in tuned for one in self._tried(cell, table)}.values())
 
-    def _tuning_table(self, preset: str) -> tuple[Mapping[str, Any] | None, Sequence[str]]:
-        return load_presets().get(preset, {}).get("tuning"), self.tables.get("tuning", {}).get("also", ())
+    def _tried(self, cell: Cell, table: Mapping[str, Any]) -> list[Cell]:
+        return tuning_cells(cell, table, self._own_tuning().get("also", ()))
+
+    def _tuning_table(self, preset: str) -> Mapping[str, Any] | None:
+        found: Mapping[str, Any] | None = load_presets().get(preset, {}).get("tuning")
+        return found
+
+    def _own_tuning(self) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = self.tables.get("tuning", {})
+        return found
 
     def _points(self, preset: str, changes: Mapping[str, Any] | None) -> Iterator[tuple[Cell, bool]]:
         """Every cell, and whether its rate is left to tuning."""

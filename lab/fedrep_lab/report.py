@@ -114,6 +114,12 @@ class Section:
         return "; ".join(sorted(line for method in methods for line in _rates(method)))
 
     @property
+    def chosen(self) -> str:
+        steps = self.experiment.steps_below
+        best = "chosen on images held out of the training ones"
+        return f"{steps} step{'s' * (steps > 1)} of the grid below those {best}" if steps else best
+
+    @property
     def cpu_minutes(self) -> float:
         return sum(result.cpu_seconds for result in self.everything) / 60
 

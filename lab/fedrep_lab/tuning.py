@@ -5,7 +5,8 @@ the one with the best accuracy on held-out training images, in a shorter trainin
 A method that defends itself against nothing has two: this one for cells with attackers at work, so that no loss is due to a rate
 that suits peace alone, and for the others the best one without attack. So no rate is chosen by the test images, by the attack
 that a cell then plays, or more carefully for one method than for another; and none is chosen for the way in which data are
-split, nor for a value of alpha, K or s, unless an experiment says so (`also`).
+split, nor for a value of alpha, K or s, unless an experiment says so (`also`). Where the best rate of a short training is one at
+which longer ones leave the finite numbers by chance, an experiment takes all its methods some steps of the grid lower (`below`).
 """
 
 from __future__ import annotations
@@ -36,12 +37,17 @@ def tuning_cells(cell: Cell, table: Mapping[str, Any], also: Sequence[str] = ())
     return [replace(base, rate=float(rate)) for rate in table["rates"]]
 
 
-def chosen_rate(tried: Sequence[Cell], results: Mapping[str, Result]) -> float | None:
-    """None until all of the grid has been tried; among equals the lower rate, which is the safer one."""
+def chosen_rate(tried: Sequence[Cell], results: Mapping[str, Result], below: int = 0) -> float | None:
+    """None until all of the grid has been tried; among equals the lower rate, which is the safer one.
+
+    `below` is how many steps of the grid to go down from it, as far as there are any.
+    """
     found = [(results[cell.key()].metrics["best_accuracy"], cell.rate) for cell in tried if cell.key() in results]
     if len(found) < len(tried):
         return None
-    return max(found, key=lambda one: (one[0], -one[1]))[1]
+    best = max(found, key=lambda one: (one[0], -one[1]))[1]
+    grid = sorted(rate for _, rate in found)
+    return grid[max(grid.index(best) - below, 0)]
 
 
 def by_key(results: Iterable[Result]) -> dict[str, Result]:

@@ -21,12 +21,12 @@ from fedrep_lab.checkpoints import Checkpoints
 from fedrep_lab.engines import FAILURES, work
 from fedrep_lab.methods import METHODS
 from fedrep_lab.planning import planned
-from fedrep_lab.results import ResultFolder
+from fedrep_lab.results import Result, ResultFolder
 from fedrep_lab.running import Plan, run_experiments
 from fedrep_lab.shards import load_dataset
 from fedrep_lab.silos import build_silos
 from fedrep_lab.simulation import Training, play
-from fedrep_lab.tuning import tuning_cells
+from fedrep_lab.tuning import chosen_rate, tuning_cells
 
 QUIET = Console(file=io.StringIO())
 TINY = Cell(
@@ -77,6 +77,16 @@ def test_a_run_tunes_first_and_gives_every_cell_the_rate_that_was_best_on_held_o
     rates = {(result.cell.beta, result.cell.rate) for result in ResultFolder(tmp_path).load("alpha_cclip", "smoke")}
     assert rates == {(0.9, best), (0.0, 0.3)}, "a rate that an experiment names is left alone"
     assert run_experiments([experiment], Plan("smoke", tmp_path), QUIET)["tuned"] == 0
+
+
+def test_an_experiment_may_take_rates_below_those_that_were_best() -> None:
+    tried = [replace(TINY, rate=rate) for rate in (1.0, 0.1, 0.5)]
+    found = {0.1: 0.5, 0.5: 0.9, 1.0: 0.5}
+    results = {
+        cell.key(): Result("tuning", "smoke", cell, {}, 1, {"best_accuracy": found[cell.rate]}, [], 0, 0) for cell in tried
+    }
+    assert [chosen_rate(tried, results, below) for below in (0, 1, 2)] == [0.5, 0.1, 0.1], "and never below the grid"
+    assert chosen_rate([*tried, replace(TINY, rate=5.0)], results, 1) is None
 
 
 def test_a_cell_that_another_experiment_has_run_is_taken_over(tmp_path: Path) -> None:
