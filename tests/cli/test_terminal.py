@@ -209,7 +209,7 @@ def test_status_tells_times_and_figures_as_people_write_them() -> None:
         "last sign of life: 2026-11-16 21:58:09 UTC (0.1 s ago)",
         "server out of reach: connection refused",
         "out of reach since: 2026-11-16 21:58:00 UTC",
-        "epsilon total: 645.183",
+        "epsilon of this run: 645.183",
         "this daemon is running: yes",
         "record epsilon: none",
         "train loss: 0.123457",

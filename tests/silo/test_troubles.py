@@ -177,8 +177,8 @@ def test_a_state_folder_serves_one_run_only(federation: Federation) -> None:
         await federation.create_run(run, rounds=1)
         assert await finish(*(federation.daemon(n, run) for n in range(4))) == [None] * 4
         await federation.create_run(f"{run}-2", rounds=1)
-        state = federation.settings(0, run).state
-        (ended,) = await finish(federation.daemon(0, f"{run}-2", state=state))
+        first = federation.settings(0, run)
+        (ended,) = await finish(federation.daemon(0, f"{run}-2", state=first.state, ledger=first.ledger))
         assert isinstance(ended, RefusedError)
         assert ended.reason == "OTHER_RUN"
 

@@ -7,6 +7,7 @@ never purged with a run. Without `[privacy]` trainings are counted all the same:
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,13 @@ class RecordBooks:
             raise self._lost(f"This silo has seen {self._trainings} trainings in its books", f"{ledger.trainings}")
         self._trainings = ledger.trainings
         return ledger
+
+    def replace(self, ledger: Mapping[str, Any]) -> None:
+        """For simulations, whose books are as old as what is played again; those of a data set only grow."""
+        self._trainings = 0
+        self._path.unlink(missing_ok=True)
+        if ledger:
+            write_atomically(self._path, json.dumps(ledger).encode())
 
     def _as_it_is(self) -> RecordLedger:
         mark = self._mark()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedrep.protocol.silo_effects import Train, Trained, TrainingFailed, TrainingRefused
-from fedrep_runtime.files import write_atomically
 from fedrep_silo.audit import Audit
 from fedrep_silo.record_books import RecordBooks
 from fedrep_silo.training import Training
@@ -17,7 +15,6 @@ from fedrep_trainers.settings import PrivacySettings
 from fedrep_trainers.trainer import Trainer
 
 Result = Trained | TrainingFailed | TrainingRefused
-LEDGER = "records.json"
 
 
 @dataclass(frozen=True)
@@ -44,9 +41,7 @@ class Desk:
 
     def open_books(self, ledger: Mapping[str, Any]) -> None:
         """As they were when the simulation was interrupted; an empty ledger begins anew."""
-        (self._folder / LEDGER).unlink(missing_ok=True)
-        if ledger:
-            write_atomically(self._folder / LEDGER, json.dumps(ledger).encode())
+        self._books.replace(ledger)
 
     def cost(self) -> RecordCost:
         standing = self._books.standing()
