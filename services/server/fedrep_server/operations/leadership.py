@@ -228,8 +228,7 @@ def _has_tables(session: Connection) -> bool:
 
 _LOCK_NOT_AVAILABLE = "55P03"
 _INSUFFICIENT_PRIVILEGE = "42501"
-# Whoever passed the fence has locked the term's row to share it, and only who passed the fence has. Whoever waits in line
-# for that lock is not `granted` it, and finds another term.
+# Whoever passed the fence has locked the term's row to share it, and nobody else has but who waits at it: the former leader too.
 _END_FENCED = text(
     "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'relation' AND mode = 'RowShareLock' AND granted"
     " AND relation = CAST('leadership' AS regclass) AND pid <> pg_backend_pid()"
